@@ -1,0 +1,1 @@
+"""The `dew` command line: options as data, subcommands found by entry point."""
