@@ -1,0 +1,1 @@
+"""Layers and backbones, as Flax linen modules."""

@@ -1,0 +1,151 @@
+"""Grouped-query self-attention, over a whole sequence or over a cache."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from dew.errors import InputRefused
+from dew.nn.dense import Dense
+from dew.nn.rotary import rotate
+
+ATTENTION_IMPLS = ("auto", "xla", "cudnn")
+CUDNN_HEAD_FEATURES = 128
+
+
+class KVCache(NamedTuple):
+    """Keys and values of the slots seen so far, one layer's: [B, S, G, K] each."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class Attention(nn.Module):
+    """Self-attention with H query heads that share G key and value heads.
+
+    Source: Ainslie et al. 2023, arXiv:2305.13245 (G = H is Vaswani et al. 2017).
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_features: int
+    out_features: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    attention_impl: str = "auto"
+    adapter_scale: float = 1.0
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        turn: tuple[jax.Array, jax.Array] | None,
+        mask: jax.Array | None,
+        cache: KVCache | None = None,
+        slot: jax.Array | int = 0,
+    ) -> tuple[jax.Array, KVCache | None]:
+        """Attend over `x`, or over `cache` with the keys and values of `x` written at `slot`.
+
+        Args:
+            x: [B, L, D].
+            turn: cos and sin of `dew.nn.rotary.angles`, or None for no rotation.
+            mask: bool [B, 1, L, S], True where a query may look; None means causal, no cache.
+            cache: S slots; None attends over `x` alone (S = L).
+            slot: the first of the L slots that `x` fills.
+
+        Returns:
+            [B, L, D], and the cache with those slots filled (None without one).
+        """
+        query = self._heads(self.num_heads, "query")(x)
+        key = self._heads(self.num_kv_heads, "key")(x)
+        value = self._heads(self.num_kv_heads, "value")(x)
+        if turn is not None:
+            query, key = rotate(query, *turn), rotate(key, *turn)
+        if cache is not None:
+            start = (0, slot, 0, 0)
+            key = jax.lax.dynamic_update_slice(cache.keys, key.astype(cache.keys.dtype), start)
+            value = jax.lax.dynamic_update_slice(
+                cache.values, value.astype(cache.values.dtype), start
+            )
+            cache = KVCache(key, value)
+        mixed = attend(query, key, value, mask, self.attention_impl)
+        out = Dense(
+            (self.out_features,),
+            inputs=2,
+            use_bias=self.out_bias,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            adapter_scale=self.adapter_scale,
+            name="out",
+        )(mixed)
+        return out, cache
+
+    def _heads(self, heads: int, name: str) -> Dense:
+        return Dense(
+            (heads, self.head_features),
+            use_bias=self.qkv_bias,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+            adapter_scale=self.adapter_scale,
+            name=name,
+        )
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    impl: str = "auto",
+) -> jax.Array:
+    """Return softmax(q kᵀ / √K) v; query head i reads key head i // (H / G).
+
+    Args:
+        query: [B, L, H, K].
+        key, value: [B, S, G, K].
+        mask: bool [B, 1, L, S] or None for causal. A row that sees nothing gives the mean of
+            `value`, finite with finite gradients, and must not count.
+        impl: one of `ATTENTION_IMPLS`.
+
+    Returns:
+        [B, L, H, K].
+    """
+    impl = _implementation(impl, query)
+    return jax.nn.dot_product_attention(
+        query, key, value, mask=mask, is_causal=mask is None, implementation=impl
+    )
+
+
+def causal_mask(mask: jax.Array | None, segments: jax.Array | None) -> jax.Array | None:
+    """Return bool [B, 1, L, L]: earlier, real tokens of the same document; None if only causal.
+
+    Args:
+        mask: [B, L], nonzero where a token is real, or None.
+        segments: int32 [B, L], the document of each token and 0 for padding, or None.
+    """
+    if mask is None and segments is None:
+        return None
+    length = (mask if mask is not None else segments).shape[1]
+    allowed = jnp.tril(jnp.ones((length, length), bool))[None]
+    if mask is not None:
+        allowed = allowed & (mask != 0)[:, None, :]
+    if segments is not None:
+        allowed = allowed & (segments[:, :, None] == segments[:, None, :])
+    return allowed[:, None]
+
+
+def _implementation(impl: str, query: jax.Array) -> str:
+    if impl not in ATTENTION_IMPLS:
+        raise InputRefused(
+            f"attention_impl {impl!a:.200} is not known; choose one of {', '.join(ATTENTION_IMPLS)}"
+        )
+    if impl != "auto":
+        return impl
+    half = query.dtype in (jnp.float16, jnp.bfloat16)
+    fits = query.shape[-1] % 8 == 0 and query.shape[-1] <= CUDNN_HEAD_FEATURES
+    return "cudnn" if jax.default_backend() == "gpu" and half and fits else "xla"

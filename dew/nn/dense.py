@@ -1,0 +1,49 @@
+"""A linear map over one or more axes, with a low-rank adapter where one is given."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+INIT_DEVIATION = 0.02
+
+
+class Dense(nn.Module):
+    """y = x kernel + bias, contracting the last `inputs` axes of x.
+
+    The kernel is [*in, *features]. If the collection `lora` holds `a` [*in, R] and
+    `b` [R, *features] for this module, `adapter_scale` (x a) b is added: the low-rank path of
+    Hu et al. 2021, arXiv:2106.09685, with adapter_scale = alpha / R.
+    """
+
+    features: tuple[int, ...]
+    inputs: int = 1
+    use_bias: bool = False
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    adapter_scale: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map `x` [..., *in] to [..., *features]."""
+        shape = x.shape[x.ndim - self.inputs :]
+        init = nn.initializers.normal(INIT_DEVIATION)
+        kernel = self.param("kernel", init, (*shape, *self.features), self.param_dtype)
+        flat = x.reshape(*x.shape[: x.ndim - self.inputs], math.prod(shape)).astype(self.dtype)
+        y = flat @ _flat(kernel, math.prod(shape), self.dtype)
+        if self.has_variable("lora", "a"):
+            a, b = self.get_variable("lora", "a"), self.get_variable("lora", "b")
+            low = flat @ _flat(a, math.prod(shape), self.dtype)
+            y = y + self.adapter_scale * (low @ _flat(b, a.shape[-1], self.dtype))
+        y = y.reshape(*y.shape[:-1], *self.features)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, self.features, self.param_dtype)
+            y = y + bias.astype(self.dtype)
+        return y
+
+
+def _flat(kernel: jax.Array, rows: int, dtype: str) -> jax.Array:
+    return jnp.asarray(kernel).reshape(rows, -1).astype(dtype)
