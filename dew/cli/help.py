@@ -1,0 +1,54 @@
+"""The texts of `dew --help` and `dew COMMAND --help [WORD]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dew.cli.command import Command, Option
+from dew.cli.options import CONFIG
+
+_METAVARS = {"integer": "N", "number": "X", "text": "TEXT", "texts": "TEXT...", "switch": ""}
+
+
+def commands_help(summaries: Mapping[str, str], word: str = "") -> str:
+    """Return one line for each command whose name or summary holds `word`."""
+    chosen = {
+        name: summary
+        for name, summary in sorted(summaries.items())
+        if word.lower() in f"{name} {summary}".lower()
+    }
+    width = max((len(name) for name in chosen), default=0)
+    lines = ["usage: dew COMMAND [settings]", ""]
+    lines += [f"  {name:<{width}}  {summary}" for name, summary in chosen.items()]
+    if not chosen:
+        lines.append(f"  no command mentions {word!r}")
+    lines += ["", "dew COMMAND --help [WORD] lists its settings, or those that mention WORD;"]
+    lines += ["--debug shows the traceback of an error. dew --version prints the version."]
+    return "\n".join(lines)
+
+
+def command_help(command: Command, word: str = "") -> str:
+    """Return the help of one command, or only the settings that mention `word`."""
+    places = [f"[{option.name.upper()}]" for option in command.options if option.positional]
+    lines = [" ".join(["usage: dew", command.name, *places, "[settings]"]), "", command.summary]
+    sections: dict[str, list[Option]] = {}
+    for option in (*command.options, CONFIG):
+        if word.lower() in " ".join((*option.spellings, option.help)).lower():
+            sections.setdefault(option.section, []).append(option)
+    for section, options in sections.items():
+        lines += ["", f"{section}:"]
+        lines += [line for option in options for line in _option_lines(option)]
+    if not sections:
+        lines += ["", f"no setting mentions {word!r}"]
+    lines += ["", "Dashes and underscores are alike. Flags win over --config, --config over"]
+    lines += ["defaults. Whole numbers take suffixes: 32K is 32768, 1m is 1000000."]
+    return "\n".join(lines)
+
+
+def _option_lines(option: Option) -> list[str]:
+    flags = ", ".join(f"--{name}" for name in option.spellings)
+    value = "|".join(option.choices) if option.choices else _METAVARS[option.kind]
+    default = "" if option.default in (None, ()) else f" (default: {option.default})"
+    if option.required:
+        default = " (required)"
+    return [f"  {flags} {value}".rstrip(), f"      {option.help}{default}"]
