@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable, Sequence
 
 SHOWN_CHARACTERS = 200
-SHOWN_PROBLEMS = 20
+SHOWN_PROBLEMS = 17
+SHOWN_MESSAGE = 3_600
+SEARCHED_NAMES = 2_000
 
 
 class InputRefused(ValueError):
@@ -37,13 +40,24 @@ def shown(value: object, limit: int = SHOWN_CHARACTERS) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the names of `known` that look like `name`, or nothing."""
-    close = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.5)
+    searched = list(itertools.islice(known, SEARCHED_NAMES))  # a search of many takes seconds
+    name = str(name)[:SHOWN_CHARACTERS]
+    close = difflib.get_close_matches(name, searched, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(repr(match) for match in close)}?" if close else ""
 
 
 def listed(heading: str, problems: Sequence[str], limit: int = SHOWN_PROBLEMS) -> str:
-    """Return `heading` and one indented line a problem; beyond `limit` only their number."""
-    lines = [heading, *(f"  {problem}" for problem in problems[:limit])]
-    if len(problems) > limit:
-        lines.append(f"  and {len(problems) - limit} more")
+    """Return `heading` and one indented line a problem.
+
+    Beyond `limit` problems, or when the whole would grow past a screen of text, only the number
+    of the rest is given.
+    """
+    lines, room = [heading], SHOWN_MESSAGE - len(heading)
+    for problem in problems[:limit]:
+        room -= len(problem) + 3
+        if room < 0:
+            break
+        lines.append(f"  {problem}")
+    if len(problems) >= len(lines):
+        lines.append(f"  and {len(problems) - len(lines) + 1} more")
     return "\n".join(lines)
