@@ -1,0 +1,153 @@
+"""Next-token prediction, of a whole model or of low-rank adapters beside a frozen one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dew.artifacts import TokenScores
+from dew.errors import InputRefused
+from dew.inputs import Field, InputSpec
+from dew.nn.backbones.causal_transformer import CausalTransformer
+from dew.nn.lora import LoRA
+from dew.objectives.base import EMASpec, Objective, Ratio, Step
+from dew.objectives.vocabulary_loss import token_losses, total_loss
+from dew.typing import Variables
+
+LOGIT_BYTES = 64 * 2**20
+"""How many bytes of float32 logits a loss holds at one time."""
+
+
+class LMObjective(Objective):
+    """Mean cross entropy of each counted token given those before it in its document.
+
+    A batch holds `text`, int32 [B, L + 1]; optionally `segments`, int32 [B, L + 1], the document
+    of each token and 0 for padding, and `weights`, float32 [B, L + 1], of each token as a target.
+    The first token of a document is no target.
+
+    Args:
+        model: maps tokens [B, L] to logits [B, L, V].
+        seq_len: L, the number of predictions of a row.
+        ema: leaves to average, or None.
+        chunk: tokens whose logits exist at one time; None fits them into `LOGIT_BYTES`.
+
+    Raises:
+        InputRefused: `seq_len` is below 1 or beyond the model's positions.
+    """
+
+    def __init__(
+        self,
+        model: CausalTransformer,
+        seq_len: int,
+        *,
+        ema: EMASpec | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        limit = model.position_limit
+        if seq_len < 1 or (limit is not None and seq_len > limit):
+            raise InputRefused(
+                f"seq_len {seq_len} does not fit a model of {limit} positions; choose 1 to {limit}"
+            )
+        self.model = model
+        self.seq_len = seq_len
+        self.ema = ema
+        self.chunk = chunk or max(1, LOGIT_BYTES // (4 * model.vocab_size))
+        self.inputs = InputSpec(Field("text", (seq_len + 1,)))
+
+    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
+        """Return `variables`, or fresh ones drawn with `key`."""
+        if variables is not None:
+            return variables
+        return self.model.init(key, jnp.zeros((1, 1), jnp.int32))
+
+    def loss(self, variables: Variables, batch: Mapping[str, jax.Array], step: Step) -> Ratio:
+        """Return the summed losses in nats over the summed weights of the targets."""
+        targets, weights = target_weights(batch)
+        hidden, table = self._hidden(variables, batch)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        flat = weights.reshape(-1)
+        chunk = min(self.chunk, rows.shape[0])
+        total = total_loss(rows, table, targets.reshape(-1), flat, chunk)
+        return Ratio(total, jnp.sum(flat))
+
+    def evaluate(
+        self, variables: Variables, batch: Mapping[str, jax.Array], step: Step
+    ) -> TokenScores:
+        """Return each target's loss and weight, [B, L] both."""
+        targets, weights = target_weights(batch)
+        hidden, table = self._hidden(variables, batch)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        losses = token_losses(
+            rows, table, targets.reshape(-1), chunk=min(self.chunk, rows.shape[0])
+        )
+        return TokenScores(losses.reshape(targets.shape), weights)
+
+    def applied(self, variables: Variables) -> Variables:
+        """Return the variables as the model takes them."""
+        return variables
+
+    def _hidden(
+        self, variables: Variables, batch: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        segments = batch.get("segments")
+        hidden, table = self.model.apply(
+            self.applied(variables),
+            batch["text"][:, :-1],
+            segments=None if segments is None else segments[:, :-1],
+            method="hidden_and_table",
+        )
+        return hidden, table.astype(hidden.dtype)
+
+
+class LoRAObjective(LMObjective):
+    """`LMObjective` that trains adapters: `params` holds them, `frozen` the base model's params.
+
+    Args:
+        model: the base model; its low-rank path is switched on with `lora`'s scale.
+        seq_len: L, the number of predictions of a row.
+        lora: rank, alpha and the modules that are adapted.
+        options: those of `LMObjective`.
+    """
+
+    frozen = ("frozen",)
+
+    def __init__(self, model: CausalTransformer, seq_len: int, lora: LoRA, **options: Any) -> None:
+        super().__init__(model.clone(adapter_scale=lora.scale), seq_len, **options)
+        self.lora = lora
+
+    def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
+        """Return adapters drawn with `key` beside the base of `variables["params"]`.
+
+        Variables that already hold a `frozen` collection come back as they are.
+        """
+        if variables is not None and "frozen" in variables:
+            return variables
+        base = super().init(key, variables)["params"]
+        return {"params": self.lora.init(key, base), "frozen": base}
+
+    def applied(self, variables: Variables) -> Variables:
+        """Return the base as `params` and the adapters as `lora`."""
+        return {
+            "params": jax.lax.stop_gradient(variables["frozen"]),
+            "lora": variables["params"],
+        }
+
+
+def target_weights(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Return the targets int32 [B, L] of a batch and their float32 weights [B, L].
+
+    A target counts if it is real and of the same document as the token before it.
+    """
+    text = batch["text"]
+    targets = text[:, 1:]
+    weights = jnp.ones(targets.shape, jnp.float32)
+    segments = batch.get("segments")
+    if segments is not None:
+        same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
+        weights = weights * same
+    if batch.get("weights") is not None:
+        weights = weights * batch["weights"][:, 1:]
+    return targets, weights
