@@ -1,0 +1,106 @@
+"""Windows of one long stream of tokens, each token but the first predicted exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from dew.data.dataset import Dataset
+from dew.data.rows import check_indices, hashed
+from dew.data.stream import RowStream, finite_batches
+from dew.errors import InputRefused
+
+
+@dataclass(frozen=True, eq=False)
+class WindowRows:
+    """Rows cut from a token stream when they are asked for: window i is [i L, i L + L + 1).
+
+    Neighbours share one token: the last target of a window is the first input of the next. A
+    short last window is filled with token 0 at segment 0.
+
+    Args:
+        tokens: integers [T], T >= 2, in memory or a memory map; ids below 2**31.
+        seq_len: L, the predicted positions of a row, at least 1.
+
+    Raises:
+        InputRefused: fewer than two tokens, other than one axis, not integers, or L below 1.
+    """
+
+    tokens: np.ndarray
+    seq_len: int
+
+    def __post_init__(self) -> None:
+        if self.seq_len < 1:
+            raise InputRefused(f"seq_len: found {self.seq_len}, expected at least 1.")
+        if self.tokens.ndim != 1 or not np.issubdtype(self.tokens.dtype, np.integer):
+            raise InputRefused(
+                f"token stream: found {self.tokens.dtype} {self.tokens.shape}, expected whole "
+                "numbers on one axis."
+            )
+        if len(self.tokens) < 2:
+            raise InputRefused(
+                f"token stream: {len(self.tokens)} tokens hold nothing to predict; "
+                "at least two are needed."
+            )
+
+    def __len__(self) -> int:
+        """Return the number of windows, ceil((T - 1) / L)."""
+        return -(-(len(self.tokens) - 1) // self.seq_len)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Return `text` [B, L+1], and `segments` where the last window of the stream is short.
+
+        Raises:
+            InputRefused: an index outside the windows.
+        """
+        check_indices(indices, len(self))
+        places = indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)
+        if (len(self.tokens) - 1) % self.seq_len == 0:
+            return {"text": self.tokens[places].astype(np.int32)}
+        inside = places < len(self.tokens)
+        text = self.tokens[np.minimum(places, len(self.tokens) - 1)].astype(np.int32)
+        return {"text": np.where(inside, text, 0), "segments": inside.astype(np.int32)}
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hexadecimal, of the stream and the window length."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return hashed({f"windows of {self.seq_len}": self.tokens})
+
+
+@dataclass(frozen=True)
+class TokenWindows:
+    """Settings of a dataset that reads windows of a token stream; `datasets["token_windows"]`.
+
+    Args:
+        seq_len: predicted positions of a row, L.
+        seed: shuffles the training windows.
+    """
+
+    seq_len: int
+    seed: int = 0
+
+    def dataset(self, tokens: np.ndarray, *, batch: int, val: np.ndarray | None = None) -> Dataset:
+        """Return the dataset over `tokens` [T], validated on `val` [T'] where it is given.
+
+        Args:
+            tokens: the training stream.
+            batch: rows of a global batch.
+            val: another stream, read once in order at each validation.
+
+        Raises:
+            InputRefused: a stream too short or not of whole numbers.
+        """
+        rows = WindowRows(np.asarray(tokens), self.seq_len)
+        held = None if val is None else WindowRows(np.asarray(val), self.seq_len)
+        return Dataset(
+            train=partial(RowStream, rows, batch=batch, seed=self.seed),
+            val=None if held is None else partial(finite_batches, held, batch=batch),
+            records=len(rows),
+            batch=batch,
+        )
