@@ -18,14 +18,15 @@ COMMAND = Command(
 )
 
 _PACKAGES = (
-    "dew jax jaxlib flax optax orbax-checkpoint numpy ml-dtypes safetensors tokenizers "
-    "huggingface-hub gguf jinja2 pyyaml rich pyarrow matplotlib torch transformers"
-).split()
+    *("dew", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "ml-dtypes"),
+    *("safetensors", "tokenizers", "huggingface-hub", "gguf", "jinja2", "pyyaml", "rich"),
+    *("pyarrow", "matplotlib", "torch", "transformers"),
+)
 _VARIABLES = (
-    "JAX_PLATFORMS JAX_COMPILATION_CACHE_DIR XLA_FLAGS XLA_CLIENT_MEM_FRACTION "
-    "XLA_PYTHON_CLIENT_MEM_FRACTION XLA_PYTHON_CLIENT_PREALLOCATE HF_HOME HF_HUB_CACHE "
-    "HF_HUB_OFFLINE DEW_CACHE"
-).split()
+    *("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "XLA_CLIENT_MEM_FRACTION"),
+    *("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "DEW_CACHE"),
+)
 
 
 def run(settings: Settings) -> int:

@@ -1,0 +1,1 @@
+"""The parts of `dew finetune`: its settings, its sums, its optimizer, its folder."""

@@ -1,0 +1,254 @@
+"""The settings of `dew finetune`: Hugging Face's names, and their defaults where they apply."""
+
+from __future__ import annotations
+
+from dew.cli.command import Former, Option
+
+MODEL = (
+    Option(
+        "model_name_or_path",
+        "text",
+        None,
+        "a folder, a .gguf or .safetensors file, or a hub id",
+        ("model",),
+        positional=True,
+        required=True,
+        section="model",
+    ),
+    Option("model_revision", "text", "main", "branch, tag or commit on the hub", section="model"),
+    Option(
+        "dtype",
+        "text",
+        "float32",
+        "what activations are computed in; parameters and moments stay float32",
+        ("torch_dtype",),
+        choices=("float32", "bfloat16", "float16"),
+        section="model",
+    ),
+    Option(
+        "activation_checkpointing",
+        "switch",
+        False,
+        "recompute each layer in the backward pass: less memory, more time",
+        ("gradient_checkpointing",),
+        section="model",
+    ),
+)
+
+DATA = (
+    Option(
+        "dataset_name",
+        "text",
+        None,
+        "a text, JSON lines or parquet file, or a folder of them",
+        ("data",),
+        required=True,
+        section="data",
+    ),
+    Option(
+        "dataset_text_field",
+        "text",
+        "text",
+        "the field that holds a row's text",
+        ("text_field",),
+        section="data",
+    ),
+    Option("max_length", "integer", 1024, "tokens a row", low=2, section="data"),
+    Option(
+        "packing",
+        "switch",
+        True,
+        "put several documents into one row, no attention and no loss across them",
+        section="data",
+    ),
+    Option("eval_data", "text", None, "held-out data, read as the training data", section="data"),
+    Option(
+        "eval_split",
+        "number",
+        None,
+        "share of the documents held out for evaluation",
+        low=0,
+        high=0.9,
+        section="data",
+    ),
+)
+
+TRAINING = (
+    Option(
+        "max_steps",
+        "integer",
+        -1,
+        "optimizer updates in all; -1 leaves it to num_train_epochs",
+        ("steps",),
+        low=-1,
+        section="training",
+    ),
+    Option("num_train_epochs", "number", 3.0, "passes over the data", low=0, section="training"),
+    Option("per_device_train_batch_size", "integer", 8, "rows a device", low=1, section="training"),
+    Option("per_device_eval_batch_size", "integer", 8, "rows a device", low=1, section="training"),
+    Option(
+        "gradient_accumulation_steps",
+        "integer",
+        1,
+        "batches an update; gradients are weighed by their tokens",
+        low=1,
+        section="training",
+    ),
+    Option("seed", "integer", 42, "of order, noise and adapter", low=0, section="training"),
+)
+
+OPTIMIZER = (
+    Option(
+        "learning_rate", "number", 2e-5, "the highest rate", ("lr",), low=0, section="optimizer"
+    ),
+    Option(
+        "lr_scheduler_type",
+        "text",
+        "linear",
+        "how the rate falls",
+        choices=("linear", "cosine", "constant", "constant_with_warmup"),
+        section="optimizer",
+    ),
+    Option(
+        "warmup_steps",
+        "number",
+        0,
+        "updates of rising rate; below 1 a share of all updates",
+        low=0,
+        section="optimizer",
+    ),
+    Option(
+        "weight_decay",
+        "number",
+        0.0,
+        "AdamW's decay; none on biases and norms",
+        low=0,
+        section="optimizer",
+    ),
+    Option("adam_beta1", "number", 0.9, "decay of the mean", low=0, high=1, section="optimizer"),
+    Option(
+        "adam_beta2", "number", 0.999, "decay of the square", low=0, high=1, section="optimizer"
+    ),
+    Option("adam_epsilon", "number", 1e-8, "added to the root", low=0, section="optimizer"),
+    Option(
+        "max_grad_norm",
+        "number",
+        1.0,
+        "gradients are scaled down to this norm; 0 leaves them",
+        low=0,
+        section="optimizer",
+    ),
+)
+
+_LORA = {"use_peft": True}
+ADAPTER = (
+    Option("use_peft", "switch", False, "train a LoRA adapter, not the weights", section="adapter"),
+    Option(
+        "lora_r", "integer", 16, "rank", ("lora_rank",), low=1, implies=_LORA, section="adapter"
+    ),
+    Option(
+        "lora_alpha",
+        "number",
+        32,
+        "the adapter is scaled by alpha / rank",
+        low=0,
+        implies=_LORA,
+        section="adapter",
+    ),
+    Option(
+        "lora_target_modules",
+        "texts",
+        (),
+        "the checkpoint's module names; empty takes every linear map of the layers",
+        implies=_LORA,
+        section="adapter",
+    ),
+)
+
+OUTPUT = (
+    Option(
+        "output_dir",
+        "text",
+        None,
+        "becomes a Hugging Face folder, checkpoint-N folders inside",
+        ("output",),
+        section="output",
+    ),
+    Option(
+        "run_name", "text", None, "defaults to the folder's name", pathless=True, section="output"
+    ),
+    Option("logging_steps", "integer", 10, "updates between lines", low=1, section="output"),
+    Option(
+        "eval_strategy",
+        "text",
+        "no",
+        "when to evaluate; at the end in any case, if there is held-out data",
+        choices=("no", "steps", "epoch"),
+        section="output",
+    ),
+    Option(
+        "eval_steps",
+        "integer",
+        None,
+        "updates between; logging_steps if absent",
+        low=1,
+        section="output",
+    ),
+    Option(
+        "save_strategy",
+        "text",
+        "steps",
+        "when to save",
+        choices=("no", "steps", "epoch"),
+        section="output",
+    ),
+    Option("save_steps", "integer", 500, "updates between checkpoints", low=1, section="output"),
+    Option("save_total_limit", "integer", None, "checkpoints to keep", low=1, section="output"),
+    Option(
+        "resume_from_checkpoint",
+        "text",
+        None,
+        "true, or a checkpoint of this folder; without it the newest one is taken all the same",
+        section="output",
+    ),
+    Option("report_to", "text", "none", "nothing else yet", choices=("none",), section="output"),
+    Option(
+        "log_format", "text", "text", "of the lines", choices=("text", "json"), section="output"
+    ),
+    Option(
+        "quiet", "switch", False, "no lines while training", ("disable_tqdm",), section="output"
+    ),
+    Option("use_cpu", "switch", False, "leave accelerators alone", section="general"),
+    Option(
+        "dry_run",
+        "switch",
+        False,
+        "compile from shapes alone, print them and the memory they take, and stop",
+        section="general",
+    ),
+)
+
+OPTIONS = (*MODEL, *DATA, *TRAINING, *OPTIMIZER, *ADAPTER, *OUTPUT)
+
+FORMERS = (
+    Former("warmup_ratio", "warmup_steps", "is now warmup_steps, where a value below 1 is a share"),
+    Former("evaluation_strategy", "eval_strategy", "is now eval_strategy"),
+    Former("no_cuda", "use_cpu", "is now use_cpu"),
+    Former(
+        "overwrite_output_dir",
+        None,
+        "has no effect; choose a new output_dir, a known one goes on where it stopped",
+    ),
+    Former("logging_dir", None, "has no effect; log.jsonl lies in output_dir"),
+    Former("save_safetensors", None, "has no effect; safetensors is the only format written"),
+)
+
+# What may differ between two calls on one folder without making it another run.
+FREE = frozenset(
+    {
+        *("output_dir", "run_name", "logging_steps", "save_strategy", "save_steps"),
+        *("save_total_limit", "resume_from_checkpoint", "report_to", "log_format", "quiet"),
+        *("use_cpu", "dry_run", "max_steps", "num_train_epochs", "eval_strategy", "eval_steps"),
+        *("per_device_eval_batch_size", "activation_checkpointing"),
+    }
+)
