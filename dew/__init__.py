@@ -1,0 +1,50 @@
+"""Any PyTorch checkpoint on JAX, with proof.
+
+Every name below is looked up when it is first used, so that `import dew` opens no backend and
+loads neither jax nor torch.
+"""
+
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
+_EXPORTS = {
+    "Aux": "dew.objectives.base",
+    "Bundle": "dew.inference.bundle",
+    "Checkpoints": "dew.checkpoints",
+    "DataPartition": "dew.data",
+    "Dataset": "dew.data",
+    "EMASpec": "dew.objectives.base",
+    "Evaluation": "dew.evaluation.run",
+    "Field": "dew.inputs",
+    "InputRefused": "dew.errors",
+    "InputSpec": "dew.inputs",
+    "LocalTracker": "dew.tracking",
+    "Objective": "dew.objectives.base",
+    "Ratio": "dew.objectives.base",
+    "Step": "dew.objectives.base",
+    "TextSamples": "dew.artifacts",
+    "TokenScores": "dew.artifacts",
+    "Tracker": "dew.tracking",
+    "Trackers": "dew.tracking",
+    "TrainState": "dew.training",
+    "Trainer": "dew.training",
+    "datasets": "dew.registry",
+    "evaluate": "dew.evaluation.run",
+    "metrics": "dew.registry",
+    "models": "dew.registry",
+    "pipeline": "dew.inference.tasks",
+}
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'dew' has no attribute {name!r}")
+    value = getattr(_import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})
