@@ -1,0 +1,1 @@
+"""The subcommands of `dew` that read or write Hugging Face folders."""
