@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from bridges.json_file import parse_json
+from bridges.mapped_file import MappedFile
 from bridges.regular_file import LFS_POINTER, open_regular, shown_path
 from dew.errors import InputRefused, UnknownName, listed, nearest, shown
 
@@ -84,7 +84,7 @@ class SafetensorsFile:
     path: Path
     entries: dict[str, Entry]
     metadata: dict[str, str]
-    _map: mmap.mmap = field(repr=False)
+    _mapped: MappedFile = field(repr=False)
     _data_offset: int = field(repr=False)
 
     def names(self) -> list[str]:
@@ -110,9 +110,7 @@ class SafetensorsFile:
             InputRefused: a BOOL tensor that holds a byte other than 0 and 1.
         """
         entry = self._entry(name)
-        raw = np.frombuffer(
-            self._map, np.uint8, count=entry.end - entry.start, offset=self._begin(entry)
-        )
+        raw = self._mapped.view(self._data_offset + entry.start, entry.end - entry.start)
         if entry.dtype == "BOOL" and raw.size and raw.max() > 1:
             raise InputRefused(
                 f"{shown_path(self.path)}: tensor {shown(name)} is BOOL but holds the byte "
@@ -126,15 +124,7 @@ class SafetensorsFile:
         Views stay valid: what is touched again is read again.
         """
         entry = self._entry(name)
-        page = mmap.ALLOCATIONGRANULARITY
-        start = -(-self._begin(entry) // page) * page
-        length = (self._data_offset + entry.end) // page * page - start
-        if length > 0 and hasattr(self._map, "madvise"):
-            self._map.madvise(mmap.MADV_DONTNEED, start, length)
-
-    def _begin(self, entry: Entry) -> int:
-        """Return the offset of an entry's first byte in the file."""
-        return self._data_offset + entry.start
+        self._mapped.release(self._data_offset + entry.start, entry.end - entry.start)
 
     def _entry(self, name: str) -> Entry:
         """Return the entry of `name`, or refuse an unknown one."""
@@ -178,7 +168,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
                     problems,
                 )
             )
-        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        mapped = MappedFile(file, size)
     return SafetensorsFile(Path(path), entries, metadata, mapped, offset)
 
 
