@@ -33,6 +33,8 @@ class Bundle:
         generation_config: `generation_config.json` as it was read, empty where absent.
         source: where it came from, for messages.
         adapter: the adapter laid over the base weights, or None.
+        stored: what the loader remembers of the source's tensors, so that an export gives the
+            same names and dtypes back.
     """
 
     model: Any
@@ -43,6 +45,7 @@ class Bundle:
     generation_config: dict = dataclasses.field(default_factory=dict)
     source: str = ""
     adapter: Any = None
+    stored: Any = None
 
     def __call__(self, **inputs: Any) -> dict[str, jax.Array]:
         """Run the model once, jitted.
@@ -109,7 +112,7 @@ def checked_inputs(
     """Return tokens, mask and positions [N, L] as int32 arrays, or refuse them.
 
     Args:
-        model: what has `vocab_size` and `max_seq_len`.
+        model: what has `vocab_size` and `position_limit`.
         inputs: by Hugging Face's names, see `INPUT_NAMES`.
 
     Raises:
@@ -181,10 +184,14 @@ def _positions(model: Any, positions: Any, mask: Any, shape: tuple[int, ...]) ->
         _same_shape("position_ids", positions, shape)
     elif mask is not None:
         positions = mask_positions(mask)
-    elif shape[1] > model.max_seq_len:
-        positions = np.broadcast_to(np.arange(shape[1]), shape)
-    if positions is not None:
-        _within("position_ids", positions, model.max_seq_len, "the model's positions (max_seq_len)")
+    limit = model.position_limit
+    if limit is not None and positions is not None:
+        _within("position_ids", positions, limit, "the model's context (max_seq_len)")
+    elif limit is not None and shape[1] > limit:
+        raise InputRefused(
+            f"input_ids is {shape[1]} tokens long, the model has {limit} positions (max_seq_len); "
+            "shorten the input"
+        )
     return positions
 
 

@@ -1,0 +1,30 @@
+"""The PyTorch world and dew's values, both ways. Nothing heavy is imported until it is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "load": "bridges.loading",
+    "export": "bridges.exporting",
+    "dataset": "bridges.datasets",
+    "load_adapter": "bridges.adapters",
+    "export_adapter": "bridges.adapters",
+}
+
+__all__ = ["dataset", "export", "export_adapter", "load", "load_adapter"]  # noqa: F822
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public function, importing its module now."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bridges' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return list(__all__)

@@ -1,0 +1,102 @@
+"""What a family of checkpoints is: its config's meaning and its weight table."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridges.config import Keys
+from bridges.table import Row
+from dew.errors import InputRefused, UnknownName, nearest, shown
+
+# The only names that are ever imported for a model_type; the config's own text never is.
+FAMILIES = {"llama": "bridges.families.llama", "gpt2": "bridges.families.gpt2"}
+
+# Keys that change neither the forward pass nor the shapes: bookkeeping, training-time dropout,
+# and generation defaults that old configs carried (they are read from generation_config.json).
+HARMLESS = frozenset(
+    """
+    model_type architectures dtype torch_dtype transformers_version _name_or_path _commit_hash
+    name_or_path use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id
+    decoder_start_token_id initializer_range gradient_checkpointing return_dict
+    output_attentions output_hidden_states output_scores return_dict_in_generate torchscript
+    use_bfloat16 tf_legacy_loss id2label label2id num_labels problem_type task_specific_params
+    finetuning_task tokenizer_class prefix is_decoder tie_encoder_decoder max_length min_length
+    do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id
+    forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+    begin_suppress_tokens attn_implementation _attn_implementation
+    _attn_implementation_autoset transformers.js_config unsloth_version unsloth_fixed
+    base_model_tp_plan base_model_pp_plan
+    """.split()
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One Hugging Face `model_type`.
+
+    Attributes:
+        model_type: its name.
+        architectures: the classes whose checkpoints this table reads, the exported one first.
+        model: the config's keys to dew's model; refuses what dew does not compute.
+        rows: the model to its weight table, by full tensor names.
+        base_prefix: what the tensors of the model without head start with, and lack in
+            checkpoints of the bare model.
+        embedding: the tensor of the token embedding.
+        head: the tensor of the language-model head.
+        tied_default: `tie_word_embeddings` where the config does not say.
+        harmless: config keys, beyond the common ones, that ask for no computation.
+        ignored: regular expressions of tensors that hold no weights.
+        adapters: where a low-rank adapter can sit, see `bridges.adapters`.
+        rope: whether an export writes rotary keys.
+    """
+
+    model_type: str
+    architectures: tuple[str, ...]
+    model: Callable[[Keys], Any]
+    rows: Callable[[Any], tuple[Row, ...]]
+    base_prefix: str
+    embedding: str
+    head: str
+    tied_default: bool
+    harmless: frozenset[str] = frozenset()
+    ignored: tuple[str, ...] = ()
+    adapters: Callable[[Any], tuple[Row, ...]] | None = field(default=None)
+    rope: bool = False
+
+
+def family_of(config: dict[str, Any], where: str = "config.json") -> Family:
+    """Return the family that a config names.
+
+    Args:
+        config: the config as it was read.
+        where: the file, for messages.
+
+    Raises:
+        UnknownName: a `model_type` that dew does not read.
+        InputRefused: no `model_type`, or one that is no string.
+    """
+    name = config.get("model_type")
+    if not isinstance(name, str):
+        known = ", ".join(sorted(FAMILIES))
+        raise InputRefused(
+            f"{where}: model_type is {shown(name)}; expected the name of a family. Known: {known}"
+        )
+    if name not in FAMILIES:
+        code = (
+            " Its auto_map needs remote code, which dew never runs." if "auto_map" in config else ""
+        )
+        raise UnknownName(
+            f"{where}: unknown model_type {shown(name)}{nearest(name, FAMILIES)}"
+            f" Known: {', '.join(sorted(FAMILIES))}.{code}"
+        )
+    if "auto_map" in config:
+        raise InputRefused(
+            f"{where}: auto_map needs remote code, which dew never runs; "
+            f"remove the key if this is a plain {name} checkpoint"
+        )
+    return importlib.import_module(FAMILIES[name]).FAMILY

@@ -1,0 +1,208 @@
+"""Loading a checkpoint: files, config, weights and tokenizer, as one bundle."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bridges.config import Keys
+from bridges.family import HARMLESS, Family, family_of
+from bridges.files import open_tensors
+from bridges.hub import resolve
+from bridges.json_file import read_json
+from bridges.names import StoredLayout, TableTensors, cut_padding, settle_head, table_tensors
+from bridges.regular_file import contained, shown_path
+from bridges.table import flat, into_tree, layer_problems
+from dew.errors import InputRefused, WeightMismatch, listed, shown
+from dew.inference.bundle import Bundle
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    dtype: Any = None,
+    param_dtype: Any = None,
+    strict: bool = False,
+) -> Bundle:
+    """Load a checkpoint of PyTorch's world.
+
+    Nothing that is loaded runs: no pickle, no code of the repository, templates in a sandbox. The
+    weights are checked against the config from their headers before memory is taken for them,
+    and filled in place: no random weights and no second copy at any time.
+
+    Args:
+        source: a folder with config.json and safetensors, a `.gguf` file, the output folder of a
+            run, or a hub repository id.
+        revision: branch, tag or commit of a hub repository.
+        dtype: what activations are computed in; float32 where None.
+        param_dtype: what parameters are stored in; float32 where None, which holds every value
+            of the usual checkpoints exactly.
+        strict: refuse a config key that is neither read nor known to be harmless, instead of one
+            warning that names them all.
+
+    Returns:
+        The bundle.
+
+    Raises:
+        InputRefused: the source, its config, its tokenizer or a value in them is not usable.
+        WeightMismatch: missing, left-over or misshapen tensors, all in one message.
+        UnknownName: a `model_type` that no family reads.
+    """
+    compute, storage = _dtype("dtype", dtype), _dtype("param_dtype", param_dtype)
+    path = resolve(source, revision)
+    if path.is_dir() and os.path.lexists(path / "config.json"):
+        config, tensors = read_json(contained(path, "config.json")), None
+        processor = _folder_processor(path, config)
+    else:
+        config, tensors, processor = _open_gguf(path)
+    where = shown_path(path / "config.json" if path.is_dir() else path)
+    family, model = _model(config, where, strict)
+    table, layout = _table(family, tensors or open_tensors(path))
+    model, table, tied_copy = settle_head(family, model, table)
+    table = cut_padding(family, model, table)
+    _check_tokens(processor, model, where)
+    model = model.clone(dtype=compute, param_dtype=storage)
+    params = into_tree(family.rows(model), table, _shapes(family, model, table), storage)
+    return Bundle(
+        model=model,
+        variables={"params": params},
+        config=config,
+        processor=processor,
+        family=family.model_type,
+        generation_config=_generation_config(path),
+        source=os.fspath(source),
+        stored=StoredLayout(layout, tied_copy, {n: table.info(n).dtype for n in table.names()}),
+    )
+
+
+def read_model(config: Mapping[str, Any], where: str = "config.json", *, strict: bool = False):
+    """Return the model that a config describes, without any weights.
+
+    Args:
+        config: a `config.json` as it was read.
+        where: the file, for messages.
+        strict: see `load`.
+
+    Raises:
+        InputRefused: see `load`.
+    """
+    return _model(dict(config), where, strict)[1]
+
+
+def parameter_shapes(model: Any) -> dict:
+    """Return the tree of the model's parameters as shapes; nothing is allocated."""
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+
+
+def _dtype(name: str, value: Any) -> str:
+    """Return the name of a floating dtype, float32 where None."""
+    try:
+        found = jnp.dtype("float32" if value is None else value).name
+    except TypeError:
+        found = str(value)
+    if found not in DTYPES:
+        raise InputRefused(f"{name} is {shown(value)}; expected one of {', '.join(DTYPES)}")
+    return found
+
+
+def _open_gguf(path: Path) -> tuple[dict[str, Any], Any, Any]:
+    """Return config, tensors and processor of a GGUF file, or of a folder that holds just one."""
+    if path.is_dir():
+        ggufs = [entry for entry in sorted(path.iterdir()) if entry.suffix == ".gguf"]
+        if os.path.lexists(path / "adapter_config.json"):
+            raise InputRefused(
+                f"{shown_path(path)}: holds an adapter, not a model. Load the model it was made "
+                "for and lay the adapter over it with bridges.load_adapter(bundle, folder)."
+            )
+        if len(ggufs) != 1:
+            raise InputRefused(
+                f"{shown_path(path)}: no config.json. Expected a Hugging Face folder (config.json, "
+                "model.safetensors, tokenizer.json) or a folder with one .gguf file."
+            )
+        path = ggufs[0]
+    elif path.suffix != ".gguf":
+        raise InputRefused(
+            f"{shown_path(path)}: expected a folder with config.json, or a .gguf file. For "
+            "safetensors give the folder that holds it: the shapes' meaning is in config.json."
+        )
+    from bridges.gguf_file import open_gguf
+    from bridges.processors import gguf_processor
+
+    file = open_gguf(path)
+    return file.config(), file, gguf_processor(file.metadata)
+
+
+def _folder_processor(path: Path, config: dict[str, Any]) -> Any:
+    from bridges.processors import read_processor
+
+    return read_processor(path, config)
+
+
+def _model(config: dict[str, Any], where: str, strict: bool) -> tuple[Family, Any]:
+    """Return family and model of a config, and deal with the keys that nobody read."""
+    family = family_of(config, where)
+    keys = Keys(config, where)
+    keys.only("quantization_config")
+    keys.only("is_encoder_decoder", False)
+    keys.only("add_cross_attention", False)
+    keys.only("chunk_size_feed_forward", 0)
+    keys.only("pruned_heads", {})
+    keys.only("cross_attention_hidden_size")
+    model = family.model(keys)
+    unread = keys.unread(HARMLESS | family.harmless)
+    if unread:
+        message = listed(
+            f"{where}: config keys that dew does not know and does not follow:",
+            [shown(key)[1:-1] for key in unread],
+        )
+        if strict:
+            raise InputRefused(f"{message}\nremove them, or load without strict")
+        warnings.warn(message, stacklevel=4)
+    return family, model
+
+
+def _table(family: Family, tensors: Any) -> tuple[TableTensors, bool]:
+    return table_tensors(family, tensors)
+
+
+def _shapes(family: Family, model: Any, tensors: TableTensors) -> dict:
+    """Return the parameters' shapes, once the file is known to hold as many layers as asked."""
+    problems = layer_problems(family.rows(model), tensors.names(), model.num_layers)
+    # Tracing a model of a billion layers is no harm, but nothing it could tell would be new.
+    if problems and model.num_layers > len(tensors.names()):
+        raise WeightMismatch(listed("the weights do not fit the model:", problems))
+    return parameter_shapes(model)
+
+
+def _check_tokens(processor: Any, model: Any, where: str) -> None:
+    """Refuse a tokenizer with ids that the embedding has no row for: a gather would clamp them."""
+    if processor is not None and processor.vocab_size > model.vocab_size:
+        raise InputRefused(
+            f"{where}: vocab_size is {model.vocab_size}, but the tokenizer gives ids up to "
+            f"{processor.vocab_size - 1}. Expected every id below vocab_size; take the tokenizer "
+            "that belongs to these weights."
+        )
+
+
+def _generation_config(path: Path) -> dict[str, Any]:
+    if path.is_dir() and os.path.lexists(path / "generation_config.json"):
+        return read_json(contained(path, "generation_config.json"))
+    return {}
+
+
+def parameter_bytes(params: Mapping) -> int:
+    """Return the size of a parameters' tree in bytes."""
+    return sum(
+        int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in flat(params).values()
+    )

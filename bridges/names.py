@@ -1,0 +1,156 @@
+"""Tensors by the names of the weight table, whatever the checkpoint calls them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bridges.family import Family
+from bridges.table import Tensors
+from dew.errors import shown
+
+PADDING_MULTIPLE = 64
+LARGEST_PADDING = 1024
+COMPARED_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class StoredLayout:
+    """What an export must know of its source to give the same tensors back.
+
+    Attributes:
+        bare: the names lacked the base model's prefix.
+        tied_copy: the head was stored too, although it equals the embedding.
+        dtypes: the stored dtype of each tensor, by its name in the weight table.
+    """
+
+    bare: bool = False
+    tied_copy: bool = False
+    dtypes: Mapping[str, np.dtype] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableTensors:
+    """A checkpoint's tensors by the table's names.
+
+    Attributes:
+        inner: the open checkpoint.
+        stored: the table's name to the checkpoint's.
+        cut: rows to keep of the tensors whose vocabulary is padded, by the table's name.
+    """
+
+    inner: Tensors
+    stored: Mapping[str, str]
+    cut: Mapping[str, int] = field(default_factory=dict)
+
+    def names(self) -> list[str]:
+        """Return the table's names."""
+        return list(self.stored)
+
+    def info(self, name: str) -> Any:
+        """Return what has `shape` and `dtype`."""
+        info = self.inner.info(self.stored[name])
+        if name not in self.cut:
+            return info
+        return _Info((self.cut[name], *info.shape[1:]), info.dtype)
+
+    def read(self, name: str) -> np.ndarray:
+        """Return one tensor, its padding cut off."""
+        return self.inner.read(self.stored[name])[: self.cut.get(name)]
+
+    def release(self, name: str) -> None:
+        """Take back the memory behind a tensor."""
+        self.inner.release(self.stored[name])
+
+    def without(self, name: str) -> TableTensors:
+        """Return the tensors but one."""
+        stored = {key: value for key, value in self.stored.items() if key != name}
+        return TableTensors(self.inner, stored, self.cut)
+
+
+@dataclass(frozen=True)
+class _Info:
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def table_tensors(family: Family, tensors: Tensors) -> tuple[TableTensors, bool]:
+    """Return the tensors by the table's names, and whether the checkpoint is of the bare model."""
+    names = tensors.names()
+    bare = family.embedding.removeprefix(family.base_prefix) in names
+    ignored = [re.compile(pattern) for pattern in family.ignored]
+    stored = {}
+    for name in names:
+        full = family.base_prefix + name if bare and name != family.head else name
+        if not any(pattern.fullmatch(full) for pattern in ignored):
+            stored[full] = name
+    return TableTensors(tensors, stored), bare
+
+
+def settle_head(
+    family: Family, model: Any, tensors: TableTensors
+) -> tuple[Any, TableTensors, bool]:
+    """Decide whether the head is the embedding, from the config and from what is stored.
+
+    A head that is stored and differs from the embedding wins over a config that ties them.
+
+    Returns:
+        The model, the tensors without a head that is a mere copy, and whether there was one.
+    """
+    embedding, head = family.embedding, family.head
+    if not model.tied_head or head not in tensors.stored:
+        return model, tensors, False
+    if embedding not in tensors.stored:
+        stored = {embedding if k == head else k: v for k, v in tensors.stored.items()}
+        return model, TableTensors(tensors.inner, stored, tensors.cut), False
+    if _equal(tensors, embedding, head):
+        return model, tensors.without(head), True
+    warnings.warn(
+        f"{head} differs from {embedding} although tie_word_embeddings is true: the head is kept "
+        "on its own, as transformers 5 does",
+        stacklevel=3,
+    )
+    return model.clone(tied_head=False), tensors, False
+
+
+def cut_padding(family: Family, model: Any, tensors: TableTensors) -> TableTensors:
+    """Return the tensors without the rows that pad the vocabulary for the hardware.
+
+    Only embedding and head count, and only where both of them, if stored, have the same number of
+    rows: a multiple of 64, less than 1,024 above `vocab_size`. Anything else is left for the
+    weight table to refuse.
+    """
+    stored = [name for name in (family.embedding, family.head) if name in tensors.stored]
+    rows = {tuple(tensors.info(name).shape)[:1] for name in stored}
+    if len(rows) != 1:
+        return tensors
+    (found,) = next(iter(rows)) or (0,)
+    padded = 0 < found - model.vocab_size < LARGEST_PADDING and found % PADDING_MULTIPLE == 0
+    if not padded:
+        return tensors
+    warnings.warn(
+        f"{' and '.join(stored)} hold {found} rows for vocab_size {shown(model.vocab_size)}: the "
+        "rows beyond it are padding and are left out, here and in an export",
+        stacklevel=3,
+    )
+    return TableTensors(tensors.inner, tensors.stored, dict.fromkeys(stored, model.vocab_size))
+
+
+def _equal(tensors: TableTensors, one: str, two: str) -> bool:
+    """Say whether two tensors are equal byte for byte, a piece at a time."""
+    a, b = tensors.read(one), tensors.read(two)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)
+    pieces = range(0, a.size, COMPARED_BYTES)
+    equal = all(
+        np.array_equal(a[i : i + COMPARED_BYTES], b[i : i + COMPARED_BYTES]) for i in pieces
+    )
+    tensors.release(one)
+    tensors.release(two)
+    return equal

@@ -1,0 +1,337 @@
+"""The weight table: rows that carry tensors into dew's tree and back out of it."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from bridges.moves import KEEP, Move
+from dew.errors import WeightMismatch, listed, shown
+
+LAYER = "{layer}"
+ALIGNMENT = 64  # bytes; XLA takes a CPU buffer over without a copy from this alignment on
+CHUNK_BYTES = 8 << 20
+WORKERS = 2
+# A row past this many layers is not written out name by name when the layers do not fit.
+LISTED_LAYERS = 10_000
+LARGEST_LEAF = 2**60
+
+
+class Tensors(Protocol):
+    """Named tensors, such as an open checkpoint."""
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        ...
+
+    def info(self, name: str) -> Any:
+        """Return what has `shape` and `dtype`."""
+        ...
+
+    def read(self, name: str) -> np.ndarray:
+        """Return one tensor."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Take back the memory behind a tensor that has been copied."""
+        ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a weight table.
+
+    Attributes:
+        theirs: the tensor's name; `{layer}` repeats the row for every layer.
+        ours: the leaf's path, or the paths of several leaves that one tensor holds. The leaf of a
+            repeated row has a leading layer axis.
+        move: how the tensor becomes the leaf of one layer, and back.
+    """
+
+    theirs: str
+    ours: str | tuple[str, ...]
+    move: Move = KEEP
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """The paths of the leaves."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the row stands for one tensor a layer."""
+        return LAYER in self.theirs
+
+
+def into_tree(rows: Sequence[Row], tensors: Tensors, shapes: Mapping, dtype: Any) -> dict:
+    """Return dew's parameters, filled from `tensors`.
+
+    Names and shapes are checked from the headers before anything is allocated. Each leaf is then
+    allocated once and filled in place by two threads, and jax takes the buffer over as it is: at
+    no time is there a second copy of the model.
+
+    Args:
+        rows: the weight table.
+        tensors: the checkpoint.
+        shapes: the parameters' tree, of anything with `shape` and `dtype` (`jax.eval_shape`).
+        dtype: the dtype of every floating leaf; None for that of `shapes`.
+
+    Returns:
+        The nested dict of jax arrays.
+
+    Raises:
+        WeightMismatch: missing, left-over and misshapen tensors, all in one message.
+    """
+    leaves = flat(shapes)
+    check(rows, tensors, leaves)
+    buffers = {
+        path: aligned_empty(tuple(leaf.shape), np.dtype(dtype or leaf.dtype))
+        for path, leaf in leaves.items()
+    }
+    counts: dict[str, int] = {}
+    with ThreadPoolExecutor(WORKERS) as pool:
+        jobs = [
+            (name, pool.submit(_fill, tensors, name, row, layer, buffers))
+            for name, row, layer in _slots(rows, leaves)
+        ]
+        for name, job in jobs:
+            counts[name] = job.result()
+    _warn_not_finite({name: count for name, count in counts.items() if count})
+    return nested({path: jax.device_put(buffer) for path, buffer in buffers.items()})
+
+
+def out_of_tree(rows: Sequence[Row], params: Mapping) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield every tensor of the table from dew's parameters, one at a time.
+
+    Args:
+        rows: the weight table.
+        params: the nested dict that `into_tree` returns; only one leaf is on the host at a time.
+
+    Yields:
+        The tensor's name and a C-contiguous array in the leaf's dtype.
+
+    Raises:
+        WeightMismatch: the tree has other leaves than the table.
+    """
+    leaves = flat(params)
+    problems = _leaf_problems(rows, leaves)
+    if problems:
+        raise WeightMismatch(listed("the parameters do not fit the weight table:", problems))
+    for row in rows:
+        parts = [np.asarray(leaves[path]) for path in row.leaves]
+        for layer in range(parts[0].shape[0]) if row.stacked else (None,):
+            moved = [row.move.out(part if layer is None else part[layer]) for part in parts]
+            whole = moved[0] if len(moved) == 1 else np.concatenate(moved, axis=row.move.axis)
+            yield _name(row, layer), np.ascontiguousarray(whole)
+
+
+def tensor_shapes(rows: Sequence[Row], leaves: Mapping[str, Any]) -> Iterator[tuple[str, tuple]]:
+    """Yield name and shape of every tensor, in the order of `out_of_tree`, without any data."""
+    for name, row, _ in _slots(rows, leaves):
+        yield name, _tensor_shape(row, leaves)
+
+
+def check(rows: Sequence[Row], tensors: Tensors, leaves: Mapping[str, Any]) -> None:
+    """Compare the table with the headers.
+
+    Args:
+        rows: the weight table.
+        tensors: the checkpoint; nothing is read from it but names, shapes and dtypes.
+        leaves: path to anything with `shape`.
+
+    Raises:
+        WeightMismatch: everything that does not fit, in one message.
+    """
+    names = tensors.names()
+    problems = _leaf_problems(rows, leaves)
+    problems += _size_problems(leaves)
+    if not problems:
+        problems = layer_problems(rows, names, _layers(rows, leaves))
+        if not problems or _layers(rows, leaves) <= LISTED_LAYERS:
+            problems += _tensor_problems(rows, tensors, leaves)
+    if problems:
+        count = f"{len(problems)} tensor{'s do' if len(problems) > 1 else ' does'}"
+        raise WeightMismatch(listed(f"{count} not fit the model:", problems))
+
+
+def layer_problems(rows: Sequence[Row], names: Sequence[str], layers: int) -> list[str]:
+    """Return a line when the names hold fewer layers than wanted; costs the file, not the wish."""
+    patterns = [_pattern(row) for row in rows if row.stacked]
+    found = {int(m[1]) for name in names for p in patterns if (m := p.fullmatch(name))}
+    if not patterns or len(found) >= layers:
+        return []
+    return [f"layers      config.json asks for {layers}, the file holds {len(found)}"]
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an uninitialised array whose first byte lies at a multiple of `ALIGNMENT`."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def flat(tree: Mapping, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a nested dict by their path, as in `layers/mlp/up/kernel`."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        leaves.update(flat(value, f"{path}/") if isinstance(value, Mapping) else {path: value})
+    return leaves
+
+
+def nested(leaves: Mapping[str, Any]) -> dict:
+    """Return the nested dict of `flat`'s paths."""
+    tree: dict = {}
+    for path, value in leaves.items():
+        *folders, last = path.split("/")
+        node = tree
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[last] = value
+    return tree
+
+
+def not_finite(values: np.ndarray) -> int:
+    """Return how many values are NaN or infinite; the common answer 0 costs one sum."""
+    if values.dtype == ml_dtypes.bfloat16:
+        exponents = values.view(np.uint16) & np.uint16(0x7F80)
+        return int(np.count_nonzero(exponents == 0x7F80))
+    if not np.issubdtype(values.dtype, np.floating):
+        return 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum()):
+            return 0
+    return int(values.size - np.count_nonzero(np.isfinite(values)))
+
+
+def _slots(rows: Sequence[Row], leaves: Mapping) -> Iterator[tuple[str, Row, int | None]]:
+    """Yield name, row and layer of every tensor of the table."""
+    for row in rows:
+        for layer in range(leaves[row.leaves[0]].shape[0]) if row.stacked else (None,):
+            yield _name(row, layer), row, layer
+
+
+def _name(row: Row, layer: int | None) -> str:
+    return row.theirs if layer is None else row.theirs.replace(LAYER, str(layer))
+
+
+def _pattern(row: Row) -> re.Pattern[str]:
+    before, after = row.theirs.split(LAYER)
+    return re.compile(rf"{re.escape(before)}(0|[1-9]\d{{0,8}}){re.escape(after)}")
+
+
+def _layers(rows: Sequence[Row], leaves: Mapping) -> int:
+    return max((leaves[r.leaves[0]].shape[0] for r in rows if r.stacked), default=0)
+
+
+def _leaf_problems(rows: Sequence[Row], leaves: Mapping) -> list[str]:
+    """Return a line for each leaf without a row and each row without a leaf."""
+    known = {path for row in rows for path in row.leaves}
+    return [
+        *(f"no row      for the leaf {path}" for path in leaves if path not in known),
+        *(f"no leaf     {path} in the tree" for path in known if path not in leaves),
+    ]
+
+
+def _size_problems(leaves: Mapping) -> list[str]:
+    """Return a line for each leaf that no machine could hold."""
+    return [
+        f"too large   {path} {tuple(leaf.shape)}, as config.json asks"
+        for path, leaf in leaves.items()
+        if math.prod(leaf.shape) > LARGEST_LEAF
+    ]
+
+
+def _tensor_shape(row: Row, leaves: Mapping) -> tuple[int, ...]:
+    """Return the shape of a row's tensor: its move, applied to arrays that hold no data."""
+    parts = []
+    for path in row.leaves:
+        shape = tuple(leaves[path].shape)[1 if row.stacked else 0 :]
+        parts.append(list(row.move.out(np.broadcast_to(np.int8(0), shape)).shape))
+    whole = parts[0]
+    whole[row.move.axis : row.move.axis + 1] = (
+        [sum(part[row.move.axis] for part in parts)] if whole else []
+    )
+    return tuple(whole)
+
+
+def _tensor_problems(rows: Sequence[Row], tensors: Tensors, leaves: Mapping) -> list[str]:
+    """Return a line for each missing, misshapen and left-over tensor."""
+    left = dict.fromkeys(tensors.names())
+    missing, misshapen = [], []
+    shapes = {row.theirs: _tensor_shape(row, leaves) for row in rows}
+    for name, row, _ in _slots(rows, leaves):
+        wanted, leaf = shapes[row.theirs], " + ".join(row.leaves)
+        if name not in left:
+            missing.append(f"missing     {name} (for {leaf} {wanted})")
+            continue
+        del left[name]
+        info = tensors.info(name)
+        if tuple(info.shape) != wanted:
+            misshapen.append(f"misshapen   {name}: wanted {wanted}, found {tuple(info.shape)}")
+        elif not _is_floating(np.dtype(info.dtype)):
+            misshapen.append(f"wrong dtype {name}: wanted floating point, found {info.dtype}")
+    extra = [f"left over   {shown(n)[1:-1]} {tuple(tensors.info(n).shape)}" for n in left]
+    return missing + misshapen + extra
+
+
+def _is_floating(dtype: np.dtype) -> bool:
+    return np.issubdtype(dtype, np.floating) or dtype.name.startswith(("bfloat", "float"))
+
+
+def _fill(
+    tensors: Tensors, name: str, row: Row, layer: int | None, buffers: Mapping[str, np.ndarray]
+) -> int:
+    """Copy one tensor into its leaves and return how many of its values are not finite."""
+    tensor = tensors.read(name)
+    axis, start, count = row.move.axis, 0, 0
+    for path in row.leaves:
+        leaf = buffers[path] if layer is None else buffers[path][layer]
+        part = tensor
+        if len(row.leaves) > 1:
+            # The leaf's own tensor shape says how much of the whole is its part.
+            size = row.move.out(np.broadcast_to(np.int8(0), leaf.shape)).shape[axis]
+            part = tensor[(slice(None),) * axis + (slice(start, start + size),)]
+            start += size
+        count += _copy(row.move.into(part), leaf)
+    tensors.release(name)
+    return count
+
+
+def _copy(source: np.ndarray, target: np.ndarray) -> int:
+    """Copy, widening where the dtypes differ, in pieces that stay in the cache for the check."""
+    if not target.ndim:
+        target[...] = source
+        return not_finite(target)
+    step = max(1, CHUNK_BYTES * len(target) // max(1, target.nbytes))
+    count = 0
+    for begin in range(0, len(target), step):
+        piece = target[begin : begin + step]
+        if source.dtype == ml_dtypes.bfloat16 and target.dtype == np.float32:
+            # Exact, and twice as fast as the cast that ml_dtypes registers with numpy.
+            bits = source[begin : begin + step].view(np.uint16)
+            np.left_shift(bits, 16, out=piece.view(np.uint32), dtype=np.uint32)
+        else:
+            piece[...] = source[begin : begin + step]
+        count += not_finite(piece)
+    return count
+
+
+def _warn_not_finite(counts: Mapping[str, int]) -> None:
+    """Warn once, naming the tensors that hold NaN or infinity."""
+    if counts:
+        found = [f"{shown(name)[1:-1]}: {count}" for name, count in counts.items()]
+        warnings.warn(
+            listed("values that are NaN or infinite; every output they reach will be too:", found),
+            stacklevel=3,
+        )
