@@ -1,0 +1,43 @@
+"""Documents, packed into rows for dew and one to a row for torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity.subject import Tokens
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Token sequences that do not see each other, for rows of `length` + 1 tokens."""
+
+    sequences: tuple[np.ndarray, ...]
+    length: int
+
+
+def packed(documents: Documents) -> dict[str, np.ndarray]:
+    """Return dew's batch: `text` and `segments`, int32 [B, L + 1], two documents to a row."""
+    width = documents.length + 1
+    pairs = [documents.sequences[at : at + 2] for at in range(0, len(documents.sequences), 2)]
+    text = np.zeros((len(pairs), width), np.int32)
+    segments = np.zeros((len(pairs), width), np.int32)
+    for row, pair in enumerate(pairs):
+        start = 0
+        for number, sequence in enumerate(pair, 1):
+            text[row, start : start + len(sequence)] = sequence
+            segments[row, start : start + len(sequence)] = number
+            start += len(sequence)
+    return {"text": text, "segments": segments}
+
+
+def single_rows(documents: Documents) -> Tokens:
+    """Return torch's batch: one document to a row, padded on the right."""
+    width = max(len(sequence) for sequence in documents.sequences)
+    ids = np.zeros((len(documents.sequences), width), np.int32)
+    mask = np.zeros_like(ids)
+    for row, sequence in enumerate(documents.sequences):
+        ids[row, : len(sequence)] = sequence
+        mask[row, : len(sequence)] = 1
+    return Tokens(ids, mask)

@@ -1,0 +1,348 @@
+"""The torch side of every check: the one module of parity that imports torch and transformers.
+
+"Exact" runs are float64 throughout. transformers computes norms, rotary angles and softmaxes in
+float32 whatever the weights are, so an exact run also turns those requests into float64 ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+EXACT = "float64"
+SINGLE = "float32"
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """The settings of one optimizer run, the same numbers for torch and for optax."""
+
+    learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 1e-2
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint as transformers reads it: a Hugging Face folder, or one GGUF file.
+
+    Models are kept once read, one a precision, until `release`.
+    """
+
+    source: Path
+    _models: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def model(self, precision: str) -> Any:
+        """Return the model with weights in `precision` ("float64" or "float32"), not training."""
+        if precision not in self._models:
+            self._models[precision] = self.fresh_model(precision)
+        return self._models[precision]
+
+    def fresh_model(self, precision: str) -> Any:
+        """Return a model that nobody else holds, for runs that change its weights."""
+        model, _ = _from_pretrained(self.source, precision)
+        return model
+
+    def loading_info(self) -> dict[str, list[str]]:
+        """Return what transformers says of the files: missing, unexpected, mismatched keys."""
+        _, info = _from_pretrained(self.source, SINGLE)
+        kinds = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+        return {kind: sorted(str(key) for key in info.get(kind, ())) for kind in kinds}
+
+    def release(self) -> None:
+        """Drop the models and the memory they hold."""
+        self._models.clear()
+
+    def tokenizer(self) -> Any:
+        """Return transformers' tokenizer of the checkpoint."""
+        from transformers import AutoTokenizer
+
+        folder, extra = _address(self.source)
+        with _quiet():
+            return AutoTokenizer.from_pretrained(folder, **extra)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the reference libraries."""
+    import torch
+    import transformers
+
+    return {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
+
+
+def tensors(model: Any) -> dict[str, np.ndarray]:
+    """Return the model's parameters by torch name, tied ones once; float64 or float32 arrays."""
+    return {name: _array(tensor) for name, tensor in model.named_parameters()}
+
+
+def config(model: Any) -> dict[str, Any]:
+    """Return the configuration that transformers made of config.json."""
+    return model.config.to_dict()
+
+
+def logits(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
+    """Return logits [N, L, V] in the model's precision; positions count the real tokens.
+
+    Args:
+        model: from `Checkpoint.model`.
+        input_ids: int [N, L].
+        attention_mask: int [N, L], 1 at real tokens; padding may stand on either side.
+    """
+    import torch
+
+    with torch.no_grad(), _precision_of(model):
+        return _array(_forward(model, input_ids, attention_mask))
+
+
+def token_losses(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
+    """Return the loss in nats of each token given those before it, [N, L - 1]; 0 where not real."""
+    import torch
+
+    with torch.no_grad(), _precision_of(model):
+        return _array(_token_losses(model, input_ids, attention_mask))
+
+
+def loss_and_gradients(
+    model: Any, input_ids: np.ndarray, attention_mask: np.ndarray
+) -> tuple[float, dict[str, np.ndarray]]:
+    """Return the mean loss per counted target in nats, and each parameter's gradient by name."""
+    model.zero_grad(set_to_none=True)
+    with _precision_of(model):
+        loss = _mean_loss(model, input_ids, attention_mask)
+        loss.backward()
+    gradients = {
+        name: _array(tensor.grad)
+        for name, tensor in model.named_parameters()
+        if tensor.grad is not None
+    }
+    model.zero_grad(set_to_none=True)
+    return float(loss.detach()), gradients
+
+
+def adamw_steps(
+    model: Any, batches: Sequence[tuple[np.ndarray, np.ndarray]], settings: AdamW
+) -> list[float]:
+    """Take one AdamW step a batch, in place, and return the loss before each step.
+
+    Args:
+        model: from `Checkpoint.fresh_model`; every parameter is trained and decayed.
+        batches: pairs of input_ids [N, L] and attention_mask [N, L].
+        settings: the optimizer's numbers.
+    """
+    import torch
+
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+        foreach=False,
+    )
+    losses = []
+    for input_ids, attention_mask in batches:
+        optimizer.zero_grad(set_to_none=True)
+        with _precision_of(model):
+            loss = _mean_loss(model, input_ids, attention_mask)
+            loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def greedy(
+    model: Any, input_ids: np.ndarray, attention_mask: np.ndarray, *, new_tokens: int
+) -> np.ndarray:
+    """Return int [N, L + new] from `generate` without sampling, every other setting left alone."""
+    import torch
+
+    with torch.no_grad(), _precision_of(model), _quiet():
+        out = model.generate(
+            torch.tensor(np.asarray(input_ids, np.int64)),
+            attention_mask=torch.tensor(np.asarray(attention_mask, np.int64)),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+        )
+    return out.numpy()
+
+
+def save_random(config: Mapping[str, Any], directory: Path, *, seed: int) -> Path:
+    """Write a model with random weights as transformers writes one, and return its folder.
+
+    Weights are drawn so that a wrong port shows: no bias is 0, no norm scale is 1, and kernels
+    are large enough for attention to prefer some positions.
+
+    Args:
+        config: a config.json, with its `model_type`.
+        directory: where to write.
+        seed: of the numpy generator that draws every tensor in name order.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    options = dict(config)
+    with _quiet():
+        made = AutoConfig.for_model(options.pop("model_type"), **options)
+        model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    generator = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, tensor in sorted(model.named_parameters()):
+            tensor.copy_(torch.tensor(_drawn(name, tuple(tensor.shape), generator)))
+    with _quiet():
+        model.save_pretrained(directory)
+    return Path(directory)
+
+
+def _drawn(name: str, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    noise = generator.standard_normal(shape).astype(np.float32)
+    if len(shape) == 1:
+        return np.float32(0.2) * noise + np.float32(name.endswith("weight"))
+    if any(part in name for part in ("embed_tokens", "wte", "wpe", "lm_head")):
+        return np.float32(0.3) * noise
+    return np.float32(1.5 / np.sqrt(min(shape))) * noise
+
+
+def _address(source: Path) -> tuple[str, dict[str, str]]:
+    """Return the folder and the extra arguments that make transformers read `source`."""
+    if source.is_file():
+        return str(source.parent), {"gguf_file": source.name}
+    return str(source), {}
+
+
+def _from_pretrained(source: Path, precision: str) -> tuple[Any, dict[str, Any]]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder, extra = _address(source)
+    with _quiet():
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, precision),
+            output_loading_info=True,
+            local_files_only=True,
+            **extra,
+        )
+    model.eval()
+    if precision == EXACT:
+        _recompute_rotary_tables(model)
+    return model, info
+
+
+def _recompute_rotary_tables(model: Any) -> None:
+    """Give rotary modules frequencies computed in float64, not float32 ones widened."""
+    import torch
+
+    for module in model.modules():
+        if not hasattr(module, "original_inv_freq"):
+            continue
+        torch.set_default_dtype(torch.float64)
+        try:
+            with _double_throughout():
+                fresh = type(module)(module.config)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        module.inv_freq = fresh.inv_freq.double()
+        module.original_inv_freq = fresh.original_inv_freq.double()
+
+
+def _positions(attention_mask: np.ndarray) -> np.ndarray:
+    return np.maximum(np.cumsum(attention_mask, axis=-1) - 1, 0)
+
+
+def _forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+    import torch
+
+    mask = np.asarray(attention_mask, np.int64)
+    return model(
+        input_ids=torch.tensor(np.asarray(input_ids, np.int64)),
+        attention_mask=torch.tensor(mask),
+        # GPT-2 counts padding as positions unless it is told.
+        position_ids=torch.tensor(_positions(mask)),
+        use_cache=False,
+    ).logits
+
+
+def _token_losses(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+    import torch
+
+    scores = _forward(model, input_ids, attention_mask)[:, :-1]
+    targets = torch.tensor(np.asarray(input_ids, np.int64))[:, 1:]
+    losses = torch.nn.functional.cross_entropy(
+        scores.reshape(-1, scores.shape[-1]), targets.reshape(-1), reduction="none"
+    ).reshape(targets.shape)
+    return torch.where(_counted(attention_mask), losses, torch.zeros_like(losses))
+
+
+def _mean_loss(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+    losses = _token_losses(model, input_ids, attention_mask)
+    return losses.sum() / _counted(attention_mask).sum()
+
+
+def _counted(attention_mask: np.ndarray) -> Any:
+    """A target counts when it and the token before it are real."""
+    import torch
+
+    real = torch.tensor(np.asarray(attention_mask) != 0)
+    return real[:, 1:] & real[:, :-1]
+
+
+def _array(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().numpy().copy()
+
+
+@contextlib.contextmanager
+def _precision_of(model: Any) -> Iterator[None]:
+    import torch
+
+    if next(model.parameters()).dtype == torch.float64:
+        with _double_throughout():
+            yield
+    else:
+        yield
+
+
+def _double_throughout() -> Any:
+    """Return a mode under which every request for float32 gives float64."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def widened(value: Any) -> Any:
+        return torch.float64 if value is torch.float32 else value
+
+    class DoubleThroughout(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.Tensor.float:
+                func = torch.Tensor.double
+            named = {name: widened(value) for name, value in (kwargs or {}).items()}
+            return func(*(widened(value) for value in args), **named)
+
+    return DoubleThroughout()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' bars, advice and warnings off the report."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,132 @@
+"""The rule for rounded numbers: at most twice torch's own error, plus one ulp of scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity.check import Figure, Finding
+
+TWICE = 2.0
+ULP = float(np.finfo(np.float32).eps)
+RULE = "float32 error <= 2 x torch's float32 error + 1 ulp of scale, against float64 torch"
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far two float32 results of one tensor are from the float64 one.
+
+    Args:
+        name: of the tensor.
+        ours: root mean square error of dew's float32 result.
+        torch: the same for torch's float32 result.
+        scale: the size that one unit in the last place is taken of.
+    """
+
+    name: str
+    ours: float
+    torch: float
+    scale: float
+
+    @property
+    def allowed(self) -> float:
+        """The largest error of ours that passes."""
+        return TWICE * self.torch + ULP * self.scale
+
+    @property
+    def excess(self) -> float:
+        """Our error as a share of what is allowed; above 1 fails, and so does nan."""
+        if self.allowed == 0:
+            return 0.0 if self.ours == 0 else float("inf")
+        return self.ours / self.allowed
+
+
+def deviation(
+    name: str, ours: np.ndarray, single: np.ndarray, exact: np.ndarray, *, scale: float
+) -> Deviation:
+    """Return the deviations of dew's and torch's float32 arrays from torch's float64 one.
+
+    Args:
+        name: of the tensor.
+        ours: dew's result.
+        single: torch's float32 result, same shape.
+        exact: torch's float64 result, same shape.
+        scale: the size that one unit in the last place is taken of.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if not ours.shape == single.shape == exact.shape:
+        raise ValueError(
+            f"{name}: dew gives shape {ours.shape}, torch {exact.shape}; the tensors do not match"
+        )
+    return Deviation(name, _rms_error(ours, exact), _rms_error(single, exact), scale)
+
+
+def deviations(
+    ours: Mapping[str, np.ndarray],
+    single: Mapping[str, np.ndarray],
+    exact: Mapping[str, np.ndarray],
+    *,
+    scale: float | None = None,
+) -> list[Deviation]:
+    """Return the deviation of each tensor that torch names.
+
+    Args:
+        ours: dew's tensors by torch name.
+        single: torch's float32 ones.
+        exact: torch's float64 ones.
+        scale: one scale for all; None takes each tensor's largest magnitude.
+
+    Raises:
+        ValueError: a tensor that only one side has.
+    """
+    lonely = sorted(set(exact) - set(ours))
+    if lonely:
+        raise ValueError(f"dew has no counterpart of {', '.join(lonely[:SHOWN])}")
+    return [
+        deviation(
+            name,
+            ours[name],
+            single[name],
+            exact[name],
+            scale=float(np.abs(exact[name]).max()) if scale is None else scale,
+        )
+        for name in exact
+    ]
+
+
+def judged(found: Sequence[Deviation], **more: Figure) -> Finding:
+    """Return the finding on several tensors: all must be within the rule.
+
+    Args:
+        found: the tensors.
+        **more: figures to report beside.
+    """
+    worst = max(found, key=_order)
+    failing = [part for part in found if not part.excess <= 1]
+    figures: dict[str, Figure] = {
+        "ours": worst.ours,
+        "torch": worst.torch,
+        "allowed": worst.allowed,
+        "worst": worst.name,
+        "tensors": len(found),
+        **more,
+    }
+    if not failing:
+        return Finding(True, figures)
+    named = sorted(failing, key=_order, reverse=True)[:SHOWN]
+    lines = [f"{part.name} is off by {part.ours:.2e} (allowed {part.allowed:.2e})" for part in named]
+    return Finding(False, figures, f"{len(failing)} of {len(found)} differ: " + "; ".join(lines))
+
+
+def _order(part: Deviation) -> float:
+    return part.excess if np.isfinite(part.excess) else float("inf")
+
+
+def _rms_error(found: np.ndarray, exact: np.ndarray) -> float:
+    difference = found.astype(np.float64) - exact.astype(np.float64)
+    return float(np.sqrt(np.mean(np.square(difference))))

@@ -1,0 +1,93 @@
+"""The subject of a check: one checkpoint, as dew loads it and as transformers does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parity.corpus import TEXT
+from parity.reference import Checkpoint
+
+LONGEST = 48
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A batch of token ids [N, L] and its mask [N, L], 1 where a token is real."""
+
+    input_ids: np.ndarray
+    attention_mask: np.ndarray
+
+
+@dataclass
+class Subject:
+    """A checkpoint under examination.
+
+    Args:
+        name: what reports call it.
+        source: its folder, or its GGUF file.
+        bundle: what `bridges.load` made of it, with float32 weights and activations.
+        checkpoint: the same files for transformers.
+        text: the text that token ids are taken from where the checkpoint has a tokenizer.
+    """
+
+    name: str
+    source: Path
+    bundle: Any
+    checkpoint: Checkpoint
+    text: str = field(default=TEXT, repr=False)
+
+    @property
+    def context(self) -> int:
+        """The longest sequence that the checks use, in tokens.
+
+        Dynamic rotary scaling only shows past the trained context, so there it is passed.
+        """
+        limit = self.bundle.model.position_limit
+        return min(LONGEST, limit if limit is not None else 3 * self.bundle.model.max_seq_len // 2)
+
+    def token_stream(self, length: int, seed: int) -> np.ndarray:
+        """Return `length` token ids: the text's from a place drawn by `seed`, or random ones."""
+        generator = np.random.default_rng(seed)
+        processor = self.bundle.processor
+        if processor is None:
+            return generator.integers(0, self.bundle.model.vocab_size, length).astype(np.int32)
+        ids = np.asarray(processor.encode(self.text, add_special_tokens=False), np.int32)
+        start = int(generator.integers(0, len(ids)))
+        return np.resize(np.roll(ids, -start), length)
+
+    def batch(self, length: int, seed: int) -> Tokens:
+        """Return three rows of `length` tokens: whole, padded on the left, padded on the right."""
+        ids = self.token_stream(3 * length, seed).reshape(3, length)
+        mask = np.ones_like(ids)
+        mask[1, : length // 4] = 0
+        mask[2, length - length // 3 :] = 0
+        return Tokens(np.where(mask == 1, ids, self.padding_id), mask)
+
+    @property
+    def padding_id(self) -> int:
+        """The id that stands in padding; any will do, since nothing may depend on it."""
+        processor = self.bundle.processor
+        found = None if processor is None else processor.pad_token_id
+        return 0 if found is None else found
+
+
+def load_subject(source: str | Path, *, name: str | None = None, text: str = TEXT) -> Subject:
+    """Return the subject behind a folder or a GGUF file, refusing what dew does not know.
+
+    Args:
+        source: a Hugging Face folder or one GGUF file.
+        name: what reports call it; None takes the last part of `source`.
+        text: where token ids are taken from.
+
+    Raises:
+        InputRefused: files that `bridges.load` refuses, config keys that it does not know included.
+    """
+    import bridges
+
+    path = Path(source)
+    bundle = bridges.load(str(path), dtype="float32", param_dtype="float32", strict=True)
+    return Subject(name or path.name, path, bundle, Checkpoint(path), text)
