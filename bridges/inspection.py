@@ -101,8 +101,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _model(files: _Files, found: Inspection) -> None:
     found.facts["folder"] = str(files.folder)
     found.facts["model type"] = shown(files.config.get("model_type", "not said"))[1:-1]
-    architectures = files.config.get("architectures") or []
-    found.facts["architecture"] = ", ".join(map(str, architectures)) or "not said"
+    architectures = files.config.get("architectures")
+    named = architectures if isinstance(architectures, list) else [architectures]
+    found.facts["architecture"] = ", ".join(_said(name, "not said") for name in named)
     if files.has("adapter_config.json"):
         adapter = read_json(files.folder / "adapter_config.json")
         found.facts["adapter"] = (
@@ -146,29 +147,38 @@ def _rope(files: _Files, found: Inspection) -> None:
     if not new and "rope_theta" not in config and not old_scaling:
         return
     scaling = old_scaling if isinstance(old_scaling, Mapping) else {}
-    four = config.get("rope_theta", ROPE_DEFAULT)
-    five = new.get("rope_theta") or scaling.get("rope_theta") or config.get("rope_theta")
-    five = five or ROPE_DEFAULT
-    four_kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    five_kind = new.get("rope_type") or new.get("type") or four_kind
-    found.readings["rope theta"] = (f"{four:g}", f"{five:g}", f"{five:g}")
+    top = config.get("rope_theta")
+    four = _said(top, ROPE_DEFAULT)
+    five = _said(new.get("rope_theta"), scaling.get("rope_theta"), top, ROPE_DEFAULT)
+    four_kind = _said(scaling.get("rope_type"), scaling.get("type"), "default")
+    five_kind = _said(new.get("rope_type"), new.get("type"), four_kind)
+    found.readings["rope theta"] = (four, five, five)
     found.readings["rope kind"] = (four_kind, five_kind, five_kind)
     if four != five:
         found.warnings.append(
-            f"transformers 4 reads rope_theta {four:g}, transformers 5 reads {five:g}: write the "
+            f"transformers 4 reads rope_theta {four}, transformers 5 reads {five}: write the "
             "base both as rope_theta and under rope_parameters (dew export does)"
         )
     if four_kind != five_kind:
         found.warnings.append(
-            f"transformers 4 reads rope kind {four_kind!r} from rope_scaling, transformers 5 "
-            f"reads {five_kind!r} from rope_parameters: write both"
+            f"transformers 4 reads rope kind {four_kind} from rope_scaling, transformers 5 "
+            f"reads {five_kind} from rope_parameters: write both"
         )
+
+
+def _said(*values: Any) -> str:
+    """Return the first value that is there, on one line; a whole number without its `.0`."""
+    value = next((value for value in values if value is not None), None)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:.12g}"
+    return value if isinstance(value, str) and value.isprintable() else shown(value, 60)
 
 
 def _dtype(files: _Files, found: Inspection) -> None:
     if not files.config:
         return
     old, new = files.config.get("torch_dtype"), files.config.get("dtype")
+    old, new = (_said(value) if value else None for value in (old, new))
     said = new or old
     four = f"float32, or {old or new or 'float32'} with dtype='auto'"
     vllm = "bfloat16 or float16" if said in (None, "float32") else str(said)
@@ -183,10 +193,11 @@ def _dtype(files: _Files, found: Inspection) -> None:
 
 def _tokenizer(files: _Files, found: Inspection) -> None:
     name = files.tokenizer.get("tokenizer_class")
+    name = _said(name) if name is not None else None
     fast = files.has("tokenizer.json")
     if not files.tokenizer and not fast:
         return
-    default = f"by model type ({files.config.get('model_type', 'none')})"
+    default = f"by model type ({_said(files.config.get('model_type'), 'none')})"
     said = str(name or default)
     four = f"{said}: unknown" if name in ONLY_IN_FIVE else said
     found.readings["tokenizer class"] = (four, said, said)
@@ -221,7 +232,7 @@ def _ends(files: _Files, found: Inspection) -> None:
     where = "generation_config.json"
     if ids is None:
         ids, where = files.config.get("eos_token_id"), "config.json"
-    text = f"{ids} ({where})" if ids is not None else "none"
+    text = f"{shown(ids, 60)} ({where})" if ids is not None else "none"
     found.readings["end tokens"] = (text, text, f"{text} and the tokenizer's")
     if ids is None and files.config:
         found.warnings.append(
@@ -244,7 +255,8 @@ def _content(token: Any) -> str | None:
 def _token_id(files: _Files, text: str | None) -> int | None:
     if text is None or not files.has("tokenizer.json"):
         return None
-    for token in read_json(files.folder / "tokenizer.json").get("added_tokens") or []:
+    added = read_json(files.folder / "tokenizer.json").get("added_tokens")
+    for token in added if isinstance(added, list) else []:
         if isinstance(token, Mapping) and token.get("content") == text:
             return token.get("id")
     return None

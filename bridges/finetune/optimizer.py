@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class AdamW:
             *clip,
             optax.scale_by_adam(self.beta1, self.beta2, eps=self.epsilon),
             optax.add_decayed_weights(self.weight_decay, mask=decayed),
-            optax.scale_by_learning_rate(self.rate()),
+            scaled_by_rate(self.rate()),
         )
 
     def rate(self) -> Callable[[Any], Any]:
@@ -92,6 +92,29 @@ def decayed(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(
         lambda path, _: str(getattr(path[-1], "key", path[-1])) not in ("bias", "scale"), params
     )
+
+
+class RateState(NamedTuple):
+    """Updates so far, and the rate of the last one: the trainer logs what is called that."""
+
+    count: jax.Array
+    learning_rate: jax.Array
+
+
+def scaled_by_rate(rate: Callable[[Any], Any]) -> optax.GradientTransformation:
+    """Multiply updates by minus the rate of their number, and keep that rate in the state."""
+
+    def init(params: Any) -> RateState:
+        del params
+        return RateState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RateState]:
+        del params
+        now = jnp.asarray(rate(state.count), jnp.float32)
+        moved = jax.tree.map(lambda leaf: -now.astype(leaf.dtype) * leaf, updates)
+        return moved, RateState(state.count + 1, now)
+
+    return optax.GradientTransformation(init, update)
 
 
 def clip_as_torch(limit: float) -> optax.GradientTransformation:

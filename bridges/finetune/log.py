@@ -1,0 +1,145 @@
+"""The run's log: lines for people, `log.jsonl` for programs, history for `trainer_state.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from bridges.finetune.plan import Plan
+
+# The trainer's names to Hugging Face's.
+_NAMES = {
+    "train/loss": "loss",
+    "train/grad_norm": "grad_norm",
+    "train/learning_rate": "learning_rate",
+    "train/tokens": "num_tokens",
+    "train/mass": "num_tokens",
+    "val/perplexity": "eval_perplexity",
+}
+
+
+class RunLog:
+    """A tracker that writes one JSON record a logging step, by Hugging Face's names.
+
+    Args:
+        path: `log.jsonl`. Records of a run that was killed after `microbatches` are dropped, for
+            they will be written again.
+        plan: the sizes of the run.
+        microbatches: where the run goes on.
+        form: "text" or "json": how lines look on the stream.
+        quiet: whether no line is written at all.
+        stream: where lines go.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        plan: Plan,
+        *,
+        microbatches: int = 0,
+        form: str = "text",
+        quiet: bool = False,
+        stream: TextIO | None = None,
+    ):
+        self.history = [
+            record
+            for record in read_log(path)
+            if record.get("step", 0) * plan.accumulation <= microbatches
+        ]
+        text = "".join(json.dumps(record) + "\n" for record in self.history)
+        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+        self._file = path.open("a", encoding="utf-8")
+        self._plan, self._form, self._quiet = plan, form, quiet
+        self._stream = stream or sys.stderr
+
+    def log(self, scalars: Mapping[str, Any], step: int) -> None:
+        """Write the scalars of microbatch `step`."""
+        record: dict[str, Any] = {"step": step // self._plan.accumulation}
+        epoch = step / self._plan.accumulation / self._plan.updates_per_epoch
+        record["epoch"] = round(epoch, 4)
+        for name, value in scalars.items():
+            record[_renamed(name)] = _number(value)
+        if "eval_perplexity" in record and isinstance(record["eval_perplexity"], float):
+            record["eval_loss"] = math.log(record["eval_perplexity"])
+        self.history.append(record)
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if not self._quiet:
+            print(self._line(record), file=self._stream, flush=True)
+
+    def artifact(self, value: Any, step: int) -> None:
+        """Take no artifacts: the folder holds none."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _line(self, record: Mapping[str, Any]) -> str:
+        if self._form == "json":
+            return json.dumps(record)
+        cells = [f"step {record['step']}/{self._plan.updates}"]
+        cells += [
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in record.items()
+            if name != "step"
+        ]
+        return "  ".join(cells)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the whole records of a log; a last line cut by a kill is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def write_loss_plot(history: list[dict[str, Any]], path: Path) -> bool:
+    """Draw training and evaluation loss over the updates; False where matplotlib is absent."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for name, label in (("loss", "training"), ("eval_loss", "held out")):
+        points = [(r["step"], r[name]) for r in history if isinstance(r.get(name), float)]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=".", label=label)
+    axes.set(xlabel="updates", ylabel="loss, nats a token")
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend()
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def _renamed(name: str) -> str:
+    if name in _NAMES:
+        return _NAMES[name]
+    group, slash, rest = name.partition("/")
+    return f"eval_{rest}" if group == "val" else rest if slash else name
+
+
+def _number(value: Any) -> Any:
+    """Return a JSON number; what is not finite becomes text, as JSON has no NaN."""
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, float) and not math.isfinite(number):
+        return str(number)
+    return number
