@@ -140,6 +140,10 @@ OPTIMIZER = (
     ),
 )
 
+EVAL_BATCH = next(option for option in TRAINING if option.name == "per_device_eval_batch_size")
+EVAL_MODEL = tuple(option for option in MODEL if option.name != "activation_checkpointing")
+EVAL_DATA = tuple(option for option in DATA if not option.name.startswith("eval_"))
+
 _LORA = {"use_peft": True}
 ADAPTER = (
     Option("use_peft", "switch", False, "train a LoRA adapter, not the weights", section="adapter"),
@@ -195,6 +199,9 @@ OUTPUT = (
         section="output",
     ),
     Option(
+        "eval_on_start", "switch", False, "evaluate before the first step too", section="output"
+    ),
+    Option(
         "save_strategy",
         "text",
         "steps",
@@ -219,6 +226,13 @@ OUTPUT = (
         "quiet", "switch", False, "no lines while training", ("disable_tqdm",), section="output"
     ),
     Option("use_cpu", "switch", False, "leave accelerators alone", section="general"),
+    Option(
+        "certify",
+        "switch",
+        True,
+        "where torch is there, compare the result with transformers and write parity.json",
+        section="output",
+    ),
     Option(
         "dry_run",
         "switch",
@@ -248,7 +262,16 @@ FREE = frozenset(
     {
         *("output_dir", "run_name", "logging_steps", "save_strategy", "save_steps"),
         *("save_total_limit", "resume_from_checkpoint", "report_to", "log_format", "quiet"),
-        *("use_cpu", "dry_run", "max_steps", "num_train_epochs", "eval_strategy", "eval_steps"),
+        *(
+            "use_cpu",
+            "dry_run",
+            "certify",
+            "eval_on_start",
+            "max_steps",
+            "num_train_epochs",
+            "eval_strategy",
+            "eval_steps",
+        ),
         *("per_device_eval_batch_size", "activation_checkpointing"),
     }
 )
