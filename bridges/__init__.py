@@ -13,7 +13,7 @@ _HOMES = {
     "export_adapter": "bridges.adapters",
 }
 
-__all__ = ["dataset", "export", "export_adapter", "load", "load_adapter"]  # noqa: F822
+__all__ = ["dataset", "export", "export_adapter", "load", "load_adapter"]
 
 
 def __getattr__(name: str) -> Any:

@@ -129,5 +129,5 @@ def read_activation(keys: Keys, key: str, default: str) -> str:
     name = keys.text(key, default)
     if name not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))
-        keys.refuse(key, f"unknown activation{nearest(name, ACTIVATIONS)} Known: {known}")
+        keys.refuse(key, f"unknown activation{nearest(name, ACTIVATIONS) or '.'} Known: {known}")
     return name

@@ -16,23 +16,22 @@ FAMILIES = {"llama": "bridges.families.llama", "gpt2": "bridges.families.gpt2"}
 
 # Keys that change neither the forward pass nor the shapes: bookkeeping, training-time dropout,
 # and generation defaults that old configs carried (they are read from generation_config.json).
-HARMLESS = frozenset(
-    """
-    model_type architectures dtype torch_dtype transformers_version _name_or_path _commit_hash
-    name_or_path use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id
-    decoder_start_token_id initializer_range gradient_checkpointing return_dict
-    output_attentions output_hidden_states output_scores return_dict_in_generate torchscript
-    use_bfloat16 tf_legacy_loss id2label label2id num_labels problem_type task_specific_params
-    finetuning_task tokenizer_class prefix is_decoder tie_encoder_decoder max_length min_length
-    do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
-    typical_p repetition_penalty length_penalty no_repeat_ngram_size
-    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id
-    forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
-    begin_suppress_tokens attn_implementation _attn_implementation
-    _attn_implementation_autoset transformers.js_config unsloth_version unsloth_fixed
-    base_model_tp_plan base_model_pp_plan
-    """.split()
-)
+_HARMLESS = """
+model_type architectures dtype torch_dtype transformers_version _name_or_path _commit_hash
+name_or_path use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id
+decoder_start_token_id initializer_range gradient_checkpointing return_dict
+output_attentions output_hidden_states output_scores return_dict_in_generate torchscript
+use_bfloat16 tf_legacy_loss id2label label2id num_labels problem_type task_specific_params
+finetuning_task tokenizer_class prefix is_decoder tie_encoder_decoder max_length min_length
+do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+typical_p repetition_penalty length_penalty no_repeat_ngram_size
+encoder_no_repeat_ngram_size bad_words_ids num_return_sequences forced_bos_token_id
+forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+begin_suppress_tokens attn_implementation _attn_implementation
+_attn_implementation_autoset transformers.js_config unsloth_version unsloth_fixed
+base_model_tp_plan base_model_pp_plan
+"""
+HARMLESS = frozenset(_HARMLESS.split())
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def family_of(config: dict[str, Any], where: str = "config.json") -> Family:
             " Its auto_map needs remote code, which dew never runs." if "auto_map" in config else ""
         )
         raise UnknownName(
-            f"{where}: unknown model_type {shown(name)}{nearest(name, FAMILIES)}"
+            f"{where}: unknown model_type {shown(name)}{nearest(name, FAMILIES) or '.'}"
             f" Known: {', '.join(sorted(FAMILIES))}.{code}"
         )
     if "auto_map" in config:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bridges.config import Keys
 from bridges.family import HARMLESS, Family, family_of
@@ -19,7 +18,7 @@ from bridges.hub import resolve
 from bridges.json_file import read_json
 from bridges.names import StoredLayout, TableTensors, cut_padding, settle_head, table_tensors
 from bridges.regular_file import contained, shown_path
-from bridges.table import flat, into_tree, layer_problems
+from bridges.table import into_tree, layer_problems
 from dew.errors import InputRefused, WeightMismatch, listed, shown
 from dew.inference.bundle import Bundle
 
@@ -67,12 +66,15 @@ def load(
         config, tensors, processor = _open_gguf(path)
     where = shown_path(path / "config.json" if path.is_dir() else path)
     family, model = _model(config, where, strict)
-    table, layout = _table(family, tensors or open_tensors(path))
+    table, bare = table_tensors(family, tensors or open_tensors(path))
     model, table, tied_copy = settle_head(family, model, table)
     table = cut_padding(family, model, table)
     _check_tokens(processor, model, where)
     model = model.clone(dtype=compute, param_dtype=storage)
-    params = into_tree(family.rows(model), table, _shapes(family, model, table), storage)
+    try:
+        params = into_tree(family.rows(model), table, _shapes(family, model, table), storage)
+    except WeightMismatch as error:
+        raise WeightMismatch(f"{shown_path(path)}: {error}") from None
     return Bundle(
         model=model,
         variables={"params": params},
@@ -81,7 +83,7 @@ def load(
         family=family.model_type,
         generation_config=_generation_config(path),
         source=os.fspath(source),
-        stored=StoredLayout(layout, tied_copy, {n: table.info(n).dtype for n in table.names()}),
+        stored=StoredLayout(bare, tied_copy, {n: table.info(n).dtype for n in table.names()}),
     )
 
 
@@ -168,12 +170,8 @@ def _model(config: dict[str, Any], where: str, strict: bool) -> tuple[Family, An
         )
         if strict:
             raise InputRefused(f"{message}\nremove them, or load without strict")
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, stacklevel=3)
     return family, model
-
-
-def _table(family: Family, tensors: Any) -> tuple[TableTensors, bool]:
-    return table_tensors(family, tensors)
 
 
 def _shapes(family: Family, model: Any, tensors: TableTensors) -> dict:
@@ -199,10 +197,3 @@ def _generation_config(path: Path) -> dict[str, Any]:
     if path.is_dir() and os.path.lexists(path / "generation_config.json"):
         return read_json(contained(path, "generation_config.json"))
     return {}
-
-
-def parameter_bytes(params: Mapping) -> int:
-    """Return the size of a parameters' tree in bytes."""
-    return sum(
-        int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in flat(params).values()
-    )

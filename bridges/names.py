@@ -138,7 +138,7 @@ def cut_padding(family: Family, model: Any, tensors: TableTensors) -> TableTenso
         "rows beyond it are padding and are left out, here and in an export",
         stacklevel=3,
     )
-    return TableTensors(tensors.inner, tensors.stored, dict.fromkeys(stored, model.vocab_size))
+    return TableTensors(tensors.inner, tensors.stored, {n: model.vocab_size for n in stored})
 
 
 def _equal(tensors: TableTensors, one: str, two: str) -> bool:

@@ -24,6 +24,7 @@ WORKERS = 2
 # A row past this many layers is not written out name by name when the layers do not fit.
 LISTED_LAYERS = 10_000
 LARGEST_LEAF = 2**60
+SHOWN_TENSORS = 18  # with heading and count a message of 20 lines
 
 
 class Tensors(Protocol):
@@ -160,13 +161,15 @@ def check(rows: Sequence[Row], tensors: Tensors, leaves: Mapping[str, Any]) -> N
             problems += _tensor_problems(rows, tensors, leaves)
     if problems:
         count = f"{len(problems)} tensor{'s do' if len(problems) > 1 else ' does'}"
-        raise WeightMismatch(listed(f"{count} not fit the model:", problems))
+        raise WeightMismatch(listed(f"{count} not fit the model:", problems, SHOWN_TENSORS))
 
 
 def layer_problems(rows: Sequence[Row], names: Sequence[str], layers: int) -> list[str]:
     """Return a line when the names hold fewer layers than wanted; costs the file, not the wish."""
     patterns = [_pattern(row) for row in rows if row.stacked]
-    found = {int(m[1]) for name in names for p in patterns if (m := p.fullmatch(name))}
+    starts = tuple({row.theirs.split(LAYER)[0] for row in rows if row.stacked})
+    layered = [name for name in names if name.startswith(starts)]
+    found = {int(m[1]) for name in layered for p in patterns if (m := p.fullmatch(name))}
     if not patterns or len(found) >= layers:
         return []
     return [f"layers      config.json asks for {layers}, the file holds {len(found)}"]
@@ -333,5 +336,5 @@ def _warn_not_finite(counts: Mapping[str, int]) -> None:
         found = [f"{shown(name)[1:-1]}: {count}" for name, count in counts.items()]
         warnings.warn(
             listed("values that are NaN or infinite; every output they reach will be too:", found),
-            stacklevel=3,
+            stacklevel=4,
         )

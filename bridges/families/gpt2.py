@@ -9,6 +9,10 @@ from bridges.table import Row
 from dew.nn.backbones.causal_transformer import CausalTransformer
 
 LAYER = "transformer.h.{layer}."
+HARMLESS = """
+attn_pdrop embd_pdrop resid_pdrop n_ctx summary_type summary_use_proj summary_activation
+summary_proj_to_labels summary_first_dropout
+"""
 QKV = ("query", "key", "value")
 
 
@@ -87,12 +91,7 @@ FAMILY = Family(
     embedding="transformer.wte.weight",
     head="lm_head.weight",
     tied_default=True,
-    harmless=frozenset(
-        """
-        attn_pdrop embd_pdrop resid_pdrop n_ctx summary_type summary_use_proj summary_activation
-        summary_proj_to_labels summary_first_dropout
-        """.split()
-    ),
+    harmless=frozenset(HARMLESS.split()),
     ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
 )
 """The family that `model_type: gpt2` names."""
