@@ -80,7 +80,7 @@ class TokenRows:
         batch = self.take(indices)
         return TokenRows(batch["text"], batch.get("segments"), batch.get("weights"))
 
-    @cached_property
+    @property
     def targets(self) -> np.ndarray:
         """Which tokens are trained on: bool [N, L+1].
 
