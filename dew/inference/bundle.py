@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dew.errors import InputRefused, UnknownName, nearest, shown
 from dew.typing import TextProcessor, Variables
@@ -197,7 +198,8 @@ def _positions(model: Any, positions: Any, mask: Any, shape: tuple[int, ...]) ->
 
 def _integers(name: str, value: Any) -> Any:
     """Return `value` as a NumPy array, or as it is where it is traced; integers only."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
+        # Traced values have no host copy: their shapes and types alone are checked.
         array = value
     else:
         try:

@@ -1,0 +1,104 @@
+"""The decode engine's cache of keys and values: its layout and sizes, and how prompts fill it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dew.nn.attention import KVCache, causal_mask
+from dew.nn.block import Block
+from dew.nn.norms import NORMS
+from dew.typing import Variables
+
+SMALLEST_BUCKET = 32
+LARGEST_DOUBLING = 256
+
+
+class Prefilled(NamedTuple):
+    """What a prompt leaves behind: `logits` [N, V] of the next token, and each layer's cache.
+
+    Keys and values are [N, G, S, K]: a query of one token reads them without a transpose.
+    """
+
+    logits: jax.Array
+    layers: tuple[KVCache, ...]
+
+
+def bucket(length: int) -> int:
+    """Return the padded length that `length` shares with its neighbours, to compile rarely.
+
+    Powers of two up to `LARGEST_DOUBLING`, its multiples beyond.
+    """
+    if length > LARGEST_DOUBLING:
+        return -(-length // LARGEST_DOUBLING) * LARGEST_DOUBLING
+    return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+
+
+def left_padded(tokens: np.ndarray, mask: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the real tokens of each row moved to the right end of `width` slots, and their mask.
+
+    Args:
+        tokens: [N, P].
+        mask: [N, P], nonzero where real, in any pattern.
+        width: at least the number of real tokens in any row.
+
+    Returns:
+        int32 [N, width] tokens (0 where padded) and mask.
+    """
+    moved = np.zeros((len(tokens), width), np.int32)
+    kept = np.zeros_like(moved)
+    for row, (ids, real) in enumerate(zip(tokens, mask, strict=True)):
+        ids = ids[real != 0]
+        moved[row, width - len(ids) :] = ids
+        kept[row, width - len(ids) :] = 1
+    return moved, kept
+
+
+@partial(jax.jit, static_argnums=(0, 4))
+def prefill(
+    model: Any, variables: Variables, tokens: jax.Array, mask: jax.Array, slots: int
+) -> Prefilled:
+    """Run the model over left-padded prompts and keep every layer's keys and values.
+
+    Args:
+        model: a `CausalTransformer`.
+        variables: its variables; the layers are scanned as in training.
+        tokens: int32 [N, P], each row's last token at the right end.
+        mask: [N, P], nonzero where a token is real.
+        slots: S, at least P, room of the cache.
+    """
+    spec = model.block_spec
+    positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+    x = model.apply(variables, tokens, positions, method="embedded")
+    turn = model.turn(positions)
+    allowed = causal_mask(mask, None)
+    shape = (*tokens.shape, spec.num_kv_heads, spec.head_features)
+    empty = KVCache(jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype))
+
+    def layer(x: jax.Array, parameters: dict) -> tuple[jax.Array, KVCache]:
+        return Block(spec).apply(parameters, x, turn, allowed, empty, 0)  # pyright: ignore[reportReturnType]
+
+    stacked = {name: tree["layers"] for name, tree in variables.items() if "layers" in tree}
+    x, filled = jax.lax.scan(layer, x, stacked)
+    params = variables["params"]
+    norm = NORMS[model.norm](model.norm_epsilon, model.param_dtype)
+    last = norm.apply({"params": params.get("final_norm", params.get("norm"))}, x[:, -1])
+    logits = next_logits(jnp.asarray(last), model.apply(variables, method="head_table"))
+    room = ((0, 0), (0, 0), (0, 0), (0, slots - tokens.shape[1]), (0, 0))
+    keys, values = (jnp.pad(part.transpose(0, 1, 3, 2, 4), room) for part in filled)
+    layers = tuple(KVCache(keys[i], values[i]) for i in range(model.num_layers))
+    return Prefilled(logits, layers)
+
+
+def next_logits(hidden: jax.Array, table: jax.Array) -> jax.Array:
+    """Return float32 logits [N, V] of normed `hidden` [N, D] against the head's rows [V, D]."""
+    return jax.lax.dot_general(
+        hidden,
+        table.astype(hidden.dtype),
+        (((1,), (1,)), ((), ())),
+        preferred_element_type=jnp.float32,
+    )

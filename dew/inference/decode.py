@@ -1,0 +1,271 @@
+"""The decode engine: prefill, then tokens in a loop on the device, a chunk a dispatch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dew.errors import InputRefused
+from dew.inference.bundle import Bundle, checked_inputs
+from dew.inference.cache import bucket, left_padded, prefill
+from dew.inference.generation import GenerationOptions, generation_options
+from dew.inference.step import decode_step
+from dew.inference.stopping import StopStrings
+from dew.inference.weights import DecodeWeights, decode_weights
+from dew.nn.attention import KVCache
+from dew.sampling.text import Rules, draw, forbid, penalize_repetition
+
+CHUNK = 64
+STREAMED_CHUNK = 8
+STOPPING_CHUNK = 16
+
+
+class Streamer(Protocol):
+    """What `generate` tells of its progress, as transformers' streamers are told."""
+
+    def put(self, value: np.ndarray) -> None:
+        """Take ids: first the prompts [N, P], then each step's [N]."""
+        ...
+
+    def end(self) -> None:
+        """Take note that no more follow."""
+        ...
+
+
+class Choice(NamedTuple):
+    """What a jitted chunk must know to choose a token; None leaves a rule out of the program."""
+
+    ends: jax.Array
+    pad: jax.Array
+    minimum: jax.Array | None
+    penalty: jax.Array | None
+    temperature: jax.Array | None
+    top_p: jax.Array | None
+    min_p: jax.Array | None
+
+
+class State(NamedTuple):
+    """The rows in flight.
+
+    `tokens` [N] is each row's newest id, not yet in the cache; `seen` is bool [N, V], or [N, 0]
+    where no rule reads it; `count` is how many ids were generated so far.
+    """
+
+    layers: tuple[KVCache, ...]
+    visible: jax.Array
+    slot: jax.Array
+    tokens: jax.Array
+    positions: jax.Array
+    finished: jax.Array
+    seen: jax.Array
+    keys: jax.Array
+    count: jax.Array
+
+
+def generate(
+    bundle: Bundle,
+    input_ids: Any,
+    attention_mask: Any = None,
+    *,
+    streamer: Streamer | None = None,
+    **options: Any,
+) -> np.ndarray:
+    """Continue each prompt; see `Bundle.generate`.
+
+    Args:
+        bundle: a bundle of a `CausalTransformer`.
+        input_ids: [N, P].
+        attention_mask: [N, P] or None.
+        streamer: told of the prompts and of each step's ids as they come.
+        **options: the fields of `GenerationOptions`.
+
+    Returns:
+        int32 [N * num_return_sequences, P + T].
+
+    Raises:
+        InputRefused: as `Bundle.generate`; stop strings without a tokenizer.
+    """
+    settings = generation_options(bundle, options)
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    tokens, mask, _ = checked_inputs(bundle.model, inputs)
+    prompts = np.repeat(np.asarray(tokens), settings.num_return_sequences, axis=0)
+    real = np.ones_like(prompts) if mask is None else np.asarray(mask)
+    real = real if mask is None else np.repeat(real, settings.num_return_sequences, axis=0)
+    longest = int(real.sum(axis=1).max())
+    limit = settings.new_tokens(prompts.shape[1], longest, bundle.model.position_limit)
+    stops = _stop_strings(bundle, settings, prompts, real)
+    if streamer is not None:
+        streamer.put(prompts)
+    new = [np.zeros((len(prompts), 0), np.int32)]
+    if limit:
+        for ids in _chunks(bundle, settings, prompts, real, limit, stops, streamer is not None):
+            new.append(ids)
+            for step in ids.T if streamer is not None else ():
+                streamer.put(step)  # pyright: ignore[reportOptionalMemberAccess]
+    if streamer is not None:
+        streamer.end()
+    return np.concatenate([prompts, *new], axis=1)
+
+
+def _stop_strings(bundle, settings: GenerationOptions, prompts, real) -> StopStrings | None:
+    if not settings.stop_strings:
+        return None
+    if bundle.processor is None:
+        raise InputRefused(
+            "stop_strings need a tokenizer to turn ids into text, and this checkpoint has none; "
+            "use eos_token_id"
+        )
+    rows = [row[kept != 0].tolist() for row, kept in zip(prompts, real, strict=True)]
+    return StopStrings(
+        bundle.processor,
+        settings.stop_strings,
+        rows,
+        ends=settings.eos_token_id,
+        pad=settings.pad_token_id,
+    )
+
+
+def _chunks(bundle, settings, prompts, real, limit: int, stops: StopStrings | None, stream: bool):
+    """Yield int32 [N, C] ids until every row has ended or `limit` ids were made."""
+    model, weights = bundle.model, decode_weights(bundle)
+    choice = _choice(settings, prompts.shape[1])
+    fixed = (model, settings.do_sample, settings.top_k or None)
+    state = _begin(fixed, bundle.variables, choice, settings.seed, prompts, real, limit)
+    made, ids = 1, np.asarray(state.tokens)[:, None]
+    size = STREAMED_CHUNK if stream else CHUNK if stops is None else STOPPING_CHUNK
+    while True:
+        finished = np.asarray(state.finished)
+        if stops is not None:
+            ids, finished = stops.cut(ids), stops.ended
+            state = state._replace(finished=jnp.asarray(finished))
+        yield ids
+        if made == limit or finished.all():
+            return
+        steps = min(size, limit - made)
+        state, out, taken = decode_chunk(*fixed, weights, state, choice, steps)
+        ids = np.asarray(out)[:, : int(taken)]
+        made += ids.shape[1]
+
+
+def _choice(settings: GenerationOptions, width: int) -> Choice:
+    minimum = settings.minimum(width)
+    drawn = settings.do_sample
+
+    def number(value: float | None, idle: float | None, used: bool = True) -> jax.Array | None:
+        return jnp.float32(value) if used and value is not None and value != idle else None
+
+    return Choice(
+        ends=jnp.asarray(settings.eos_token_id, jnp.int32),
+        pad=jnp.int32(settings.pad_token_id),
+        minimum=jnp.int32(minimum) if minimum and settings.eos_token_id else None,
+        penalty=number(settings.repetition_penalty, 1.0),
+        temperature=number(settings.temperature, 1.0, drawn),
+        top_p=number(settings.top_p, 1.0, drawn),
+        min_p=number(settings.min_p, None, drawn),
+    )
+
+
+def _begin(fixed, variables, choice: Choice, seed: int, prompts, real, limit: int) -> State:
+    """Run the prompts and choose the first token of each row."""
+    model = fixed[0]
+    lengths = real.sum(axis=1).astype(np.int32)
+    width = bucket(int(lengths.max()))
+    tokens, mask = left_padded(prompts, real, width)
+    slots = bucket(width + limit)
+    filled = prefill(model, variables, tokens, mask, slots)
+    seen = np.zeros((len(tokens), model.vocab_size if choice.penalty is not None else 0), bool)
+    if choice.penalty is not None:
+        for row, kept, ids in zip(seen, real, prompts, strict=True):
+            row[ids[kept != 0]] = True
+    state = State(
+        layers=filled.layers,
+        visible=jnp.asarray(np.pad(mask, ((0, 0), (0, slots - width))), bool),
+        slot=jnp.int32(width),
+        tokens=jnp.zeros(len(tokens), jnp.int32),
+        positions=jnp.asarray(lengths),
+        finished=jnp.zeros(len(tokens), bool),
+        seen=jnp.asarray(seen),
+        keys=_row_keys(seed, len(tokens)),
+        count=jnp.int32(0),
+    )
+    return first_token(fixed[1], fixed[2], filled.logits, state, choice)
+
+
+def _row_keys(seed: int, rows: int) -> jax.Array:
+    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    return fold(jax.random.key(seed), jnp.arange(rows))
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def first_token(sample: bool, top_k: int | None, logits, state: State, choice: Choice) -> State:
+    """Return `state` with the token that the prompts' logits [N, V] lead to."""
+    return _choose(sample, top_k, logits, state, choice)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
+def decode_chunk(
+    model: Any,
+    sample: bool,
+    top_k: int | None,
+    weights: DecodeWeights,
+    state: State,
+    choice: Choice,
+    steps: jax.Array | int,
+) -> tuple[State, jax.Array, jax.Array]:
+    """Make up to `steps` tokens a row, at most `CHUNK`; stop when every row has ended.
+
+    Returns:
+        The new state, int32 [N, CHUNK] ids, and how many of those columns were made.
+    """
+    rows = len(state.tokens)
+
+    def going(carry):
+        state, _, taken = carry
+        return (taken < steps) & ~jnp.all(state.finished)
+
+    def advance(carry):
+        state, out, taken = carry
+        visible = state.visible.at[:, state.slot].set(True)
+        logits, layers = decode_step(
+            model,
+            weights,
+            state.layers,
+            tokens=state.tokens,
+            positions=state.positions,
+            visible=visible,
+            slot=state.slot,
+        )
+        state = state._replace(
+            layers=layers, visible=visible, slot=state.slot + 1, positions=state.positions + 1
+        )
+        state = _choose(sample, top_k, logits, state, choice)
+        return state, out.at[:, taken].set(state.tokens), taken + 1
+
+    out = jnp.zeros((rows, CHUNK), jnp.int32)
+    return jax.lax.while_loop(going, advance, (state, out, jnp.int32(0)))
+
+
+def _choose(sample: bool, top_k: int | None, logits, state: State, choice: Choice) -> State:
+    """Choose each row's next token; a row that has ended gets padding."""
+    if choice.penalty is not None:
+        logits = penalize_repetition(logits, state.seen, choice.penalty)
+    if choice.minimum is not None:
+        logits = forbid(logits, choice.ends, state.count < choice.minimum)
+    if sample:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.count)
+        rules = Rules(choice.temperature, top_k, choice.top_p, choice.min_p)
+        tokens = draw(logits, keys, rules)
+    else:
+        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    tokens = jnp.where(state.finished, choice.pad, tokens)
+    seen = state.seen
+    if choice.penalty is not None:
+        seen = seen.at[jnp.arange(len(tokens)), tokens].set(True)
+    ended = jnp.any(tokens[:, None] == choice.ends, axis=-1)
+    return state._replace(
+        tokens=tokens, seen=seen, finished=state.finished | ended, count=state.count + 1
+    )

@@ -1,0 +1,127 @@
+"""The decode engine's own copy of the weights: one array a layer, rows laid out to be streamed."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dew.inference.bundle import Bundle
+from dew.nn.block import BlockSpec
+from dew.typing import Variables
+
+Norm = dict[str, jax.Array]
+
+
+class LayerWeights(NamedTuple):
+    """One layer, each matrix [outputs, inputs]; the maps that read one input are one matrix."""
+
+    attention_norm: Norm
+    qkv: jax.Array
+    qkv_bias: jax.Array | None
+    out: jax.Array
+    out_bias: jax.Array | None
+    mlp_norm: Norm
+    inner: jax.Array
+    inner_bias: jax.Array | None
+    down: jax.Array
+    down_bias: jax.Array | None
+
+
+class DecodeWeights(NamedTuple):
+    """All weights of a model; `head` is None where it is the embedding."""
+
+    embed: jax.Array
+    positions: jax.Array | None
+    layers: tuple[LayerWeights, ...]
+    norm: Norm
+    head: jax.Array | None
+
+
+_CACHED: weakref.WeakKeyDictionary[Bundle, tuple[list[weakref.ref], DecodeWeights]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def decode_weights(bundle: Bundle) -> DecodeWeights:
+    """Return the bundle's weights as the decode step reads them, made once and then kept.
+
+    A matrix-vector product streams rows [outputs, inputs] of a whole array at memory speed; a
+    slice of a stacked array is copied first. The copy lives as long as the bundle, and is made
+    anew if one of its arrays was replaced. The embedding is shared, not copied.
+    """
+    leaves = jax.tree.leaves(bundle.variables)
+    kept = _CACHED.get(bundle)
+    if kept is not None and _same(kept[0], leaves):
+        return kept[1]
+    weights = split(bundle.model, bundle.variables)
+    _CACHED[bundle] = ([weakref.ref(leaf) for leaf in leaves], weights)
+    return weights
+
+
+def split(model: Any, variables: Variables) -> DecodeWeights:
+    """Return `DecodeWeights` of a `CausalTransformer`, in its compute dtype, adapters merged."""
+    params = variables["params"]
+    adapters = variables.get("lora", {}).get("layers", {})
+    dtype = jnp.dtype(model.dtype)
+    position_rows = params.get("position_embed", params.get("positions"))
+    return DecodeWeights(
+        embed=jnp.asarray(params["embed"]["table"], dtype),
+        positions=None if position_rows is None else jnp.asarray(position_rows["table"], dtype),
+        layers=tuple(
+            _layer(model.block_spec, dtype, params["layers"], adapters, index)
+            for index in range(model.num_layers)
+        ),
+        norm=dict(params.get("final_norm", params.get("norm"))),
+        head=None if model.tied_head else jnp.asarray(params["head"]["table"], dtype),
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _layer(spec: BlockSpec, dtype, stacked: dict, adapters: dict, index: jax.Array) -> LayerWeights:
+    # One compiled program for all layers: the index is traced.
+    layer, low = jax.tree.map(lambda leaf: leaf[index], (stacked, adapters))
+    attention, mlp = layer["attention"], layer["mlp"]
+
+    def rows(part: str, names: tuple[str, ...], inputs: int) -> jax.Array:
+        merged = [
+            _merged(layer[part][name]["kernel"], low.get(part, {}).get(name), spec.adapter_scale)
+            for name in names
+        ]
+        return jnp.concatenate([k.reshape(inputs, -1).T for k in merged]).astype(dtype)
+
+    def biases(part: dict, names: tuple[str, ...]) -> jax.Array | None:
+        if "bias" not in part[names[0]]:
+            return None
+        return jnp.concatenate([part[name]["bias"].reshape(-1) for name in names]).astype(dtype)
+
+    heads = ("query", "key", "value")
+    inner = ("gate", "up") if spec.mlp == "gated" else ("up",)
+    width = spec.num_heads * spec.head_features
+    return LayerWeights(
+        attention_norm=layer["attention_norm"],
+        qkv=rows("attention", heads, spec.emb_features),
+        qkv_bias=biases(attention, heads),
+        out=rows("attention", ("out",), width),
+        out_bias=biases(attention, ("out",)),
+        mlp_norm=layer["mlp_norm"],
+        inner=rows("mlp", inner, spec.emb_features),
+        inner_bias=biases(mlp, inner),
+        down=rows("mlp", ("down",), spec.mlp_features),
+        down_bias=biases(mlp, ("down",)),
+    )
+
+
+def _same(references: list[weakref.ref], leaves: list[Any]) -> bool:
+    return len(references) == len(leaves) and all(
+        reference() is leaf for reference, leaf in zip(references, leaves, strict=True)
+    )
+
+
+def _merged(kernel: jax.Array, adapter: dict | None, scale: float) -> jax.Array:
+    if not adapter:
+        return kernel
+    return kernel + scale * jnp.tensordot(adapter["a"], adapter["b"], axes=1).astype(kernel.dtype)
