@@ -1,11 +1,10 @@
-"""The run's log: lines for people, `log.jsonl` for programs, history for `trainer_state.json`."""
+"""The run's log: `log.jsonl` for programs, history for `trainer_state.json`."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,9 +30,7 @@ class RunLog:
             they will be written again.
         plan: the sizes of the run.
         microbatches: where the run goes on.
-        form: "text" or "json": how lines look on the stream.
-        quiet: whether no line is written at all.
-        stream: where lines go.
+        lines: where to print each record as JSON too; None prints none.
     """
 
     def __init__(
@@ -42,9 +39,7 @@ class RunLog:
         plan: Plan,
         *,
         microbatches: int = 0,
-        form: str = "text",
-        quiet: bool = False,
-        stream: TextIO | None = None,
+        lines: TextIO | None = None,
     ):
         self.history = [
             record
@@ -56,8 +51,7 @@ class RunLog:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)
         self._file = path.open("a", encoding="utf-8")
-        self._plan, self._form, self._quiet = plan, form, quiet
-        self._stream = stream or sys.stderr
+        self._plan, self._lines = plan, lines
 
     def log(self, scalars: Mapping[str, Any], step: int) -> None:
         """Write the scalars of microbatch `step`."""
@@ -68,11 +62,15 @@ class RunLog:
             record[_renamed(name)] = _number(value)
         if "eval_perplexity" in record and isinstance(record["eval_perplexity"], float):
             record["eval_loss"] = math.log(record["eval_perplexity"])
+        self.record(record)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Write a record that has its own step."""
         self.history.append(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        if not self._quiet:
-            print(self._line(record), file=self._stream, flush=True)
+        if self._lines is not None:
+            print(json.dumps(record), file=self._lines, flush=True)
 
     def artifact(self, value: Any, step: int) -> None:
         """Take no artifacts: the folder holds none."""
@@ -81,16 +79,14 @@ class RunLog:
         """Close the file."""
         self._file.close()
 
-    def _line(self, record: Mapping[str, Any]) -> str:
-        if self._form == "json":
-            return json.dumps(record)
-        cells = [f"step {record['step']}/{self._plan.updates}"]
-        cells += [
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in record.items()
-            if name != "step"
-        ]
-        return "  ".join(cells)
+    def losses(self) -> list[float]:
+        """Return the training losses, one a logging step."""
+        return [record["loss"] for record in self.history if isinstance(record.get("loss"), float)]
+
+    def evaluated(self, step: int) -> dict[str, Any]:
+        """Return the scores logged at update `step`, empty where there are none."""
+        found = [r for r in self.history if r["step"] == step and "eval_perplexity" in r]
+        return {k: v for k, v in found[-1].items() if k.startswith("eval_")} if found else {}
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dew.cli.command import Former, Option
+from dew.cli.command import Former, Option, Settings
 
 MODEL = (
     Option(
@@ -275,3 +275,15 @@ FREE = frozenset(
         *("per_device_eval_batch_size", "activation_checkpointing"),
     }
 )
+
+
+def settings_yaml(settings: Settings) -> str:
+    """Return the settings as the YAML that `--config` reads; what is unset is left out."""
+    import yaml
+
+    values = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in settings.values.items()
+        if value is not None and name not in ("dry_run", "resume_from_checkpoint")
+    }
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

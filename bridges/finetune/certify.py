@@ -1,0 +1,38 @@
+"""Comparing a finished run with transformers, where torch and the certifier are there."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+
+from bridges.finetune.parts import Parts
+from bridges.run_folder import write_json
+
+GROUP = "dew.certify"
+
+
+def certified(parts: Parts) -> int:
+    """Write parity.json where the entry-point group `dew.certify` offers a certifier.
+
+    It is a function of the folder that returns `{"passed": bool, ...}`. bridges may not import
+    parity, hence the entry point.
+
+    Returns:
+        0 where everything agreed or nothing could be compared, 1 where something differed.
+    """
+    found = list(entry_points(group=GROUP))
+    if not found or find_spec("torch") is None or find_spec("transformers") is None:
+        print("parity.json: not written, torch and transformers are not installed", flush=True)
+        return 0
+    try:
+        certify = found[0].load()
+    except ImportError as error:
+        print(f"parity.json: not written, {error}", file=sys.stderr)
+        return 0
+    folder = parts.folder / "merged" if parts.method.adapter else parts.folder
+    report = certify(folder)
+    write_json(parts.folder / "parity.json", report)
+    passed = bool(report["passed"])
+    print(f"parity.json: {'equal to transformers' if passed else 'DIFFERS from transformers'}")
+    return 0 if passed else 1

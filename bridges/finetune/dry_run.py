@@ -1,0 +1,91 @@
+"""`--dry-run`: compile the step from shapes alone and say what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dew.cli.command import Settings
+
+GIB = 2**30
+
+
+def dry_run(settings: Settings) -> int:
+    """Print the shapes of parameters and batch, and the memory of a step; read no weight.
+
+    The memory is XLA's own account: arguments + outputs + temporaries - what outputs reuse.
+
+    Raises:
+        InputRefused: a model's config or settings that cannot be used.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from bridges.finetune.backend import choose_backend
+    from bridges.finetune.data import row_length
+    from bridges.finetune.method import method_of
+    from bridges.finetune.optimizer import AdamW
+    from bridges.loading import parameter_shapes
+    from dew import Trainer
+
+    choose_backend(settings["use_cpu"])
+    shell = model_without_weights(settings)
+    model = shell.model.clone(remat=settings["activation_checkpointing"])
+    seq_len = row_length(settings, model)
+    objective = method_of(settings).objective(shell, model, seq_len)
+    trainer = Trainer(
+        objective,
+        AdamW(settings["learning_rate"], "constant", 0, 1).transform(),
+        key=jax.random.key(settings["seed"]),
+        accumulation=settings["gradient_accumulation_steps"],
+    )
+    rows = settings["per_device_train_batch_size"]
+    field = jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)
+    plan = trainer.plan({"text": field, "segments": field}, {"params": parameter_shapes(model)})
+    print(f"\nparameters\n{_shapes(plan.state.params)}")
+    print(f"\nbatch\n  text, segments int32 [{rows}, {seq_len + 1}]")
+    print(f"\nmemory of a step on {jax.devices()[0].device_kind}\n{_memory(plan.memory)}")
+    print(f"\ncompiled in {plan.compile_seconds:.1f} s; no weight was read")
+    return 0
+
+
+def model_without_weights(settings: Settings) -> Any:
+    """Return a bundle of the model that the config describes, without variables."""
+    from bridges.files import open_tensors
+    from bridges.hub import resolve
+    from bridges.json_file import read_json
+    from bridges.loading import read_model
+    from dew.inference.bundle import Bundle
+
+    path = Path(resolve(settings["model_name_or_path"], settings["model_revision"]))
+    if path.is_dir() and (path / "config.json").exists():
+        config = read_json(path / "config.json")
+    else:
+        config = open_tensors(path).config()  # type: ignore[attr-defined]
+    model = read_model(config, str(path)).clone(dtype=settings["dtype"])
+    return Bundle(model=model, variables={}, config=config, family=config["model_type"])
+
+
+def _shapes(params: Any) -> str:
+    import jax
+
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    width = max(len(name) for name in names)
+    lines = [
+        f"  {name:<{width}}  {leaf.dtype} {list(leaf.shape)}"
+        for name, (_, leaf) in zip(names, leaves, strict=True)
+    ]
+    total = sum(leaf.size for _, leaf in leaves)
+    return "\n".join([*lines, f"  {total:,} in all"])
+
+
+def _memory(memory: Any) -> str:
+    parts = (
+        ("arguments", memory.argument),
+        ("outputs", memory.output),
+        ("temporaries", memory.temporary),
+        ("reused", -memory.aliased),
+        ("in all", memory.total),
+    )
+    return "\n".join(f"  {name:<12} {size / GIB:9.4f} GiB" for name, size in parts)

@@ -1,0 +1,80 @@
+"""What a run is made of, once model and data have been read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridges.finetune.data import open_data, row_length
+from bridges.finetune.method import Method, method_of
+from bridges.finetune.optimizer import AdamW
+from bridges.finetune.plan import Plan, optimizer_of, plan_of
+from dew.cli.command import Settings
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One run, ready to train.
+
+    Args:
+        settings: as merged.
+        folder: where everything goes.
+        name: of the run.
+        bundle: the model as it was loaded.
+        data: the `TextDataset`.
+        plan: the sizes.
+        method: whole model or adapter.
+        objective: the loss.
+        optimizer: the numbers of AdamW.
+    """
+
+    settings: Settings
+    folder: Path
+    name: str
+    bundle: Any
+    data: Any
+    plan: Plan
+    method: Method
+    objective: Any
+    optimizer: AdamW
+
+
+def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
+    """Load the model and the data, tell about them, and plan the run.
+
+    Raises:
+        InputRefused: a model, data or sizes that do not fit; no trainable token.
+    """
+    import bridges
+
+    method = method_of(settings)
+    bundle = bridges.load(
+        settings["model_name_or_path"], revision=settings["model_revision"], dtype=settings["dtype"]
+    )
+    model = bundle.model.clone(remat=settings["activation_checkpointing"])
+    seq_len = row_length(settings, model)
+    rows = settings["per_device_train_batch_size"]
+    data = open_data(settings, bundle, seq_len=seq_len, rows=rows)
+    print(f"\ndata\n{_indented(str(data.report))}", flush=True)
+    plan = plan_of(settings, records=data.records, devices=1, held_out=data.val is not None)
+    print(
+        f"\nplan\n  {plan.updates} updates of {plan.accumulation} x {plan.rows} rows; "
+        f"{plan.updates_per_epoch} updates see every row once\n",
+        flush=True,
+    )
+    return Parts(
+        settings=settings,
+        folder=folder,
+        name=name,
+        bundle=bundle,
+        data=data,
+        plan=plan,
+        method=method,
+        objective=method.objective(bundle, model, seq_len),
+        optimizer=optimizer_of(settings, plan),
+    )
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

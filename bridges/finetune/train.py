@@ -1,0 +1,202 @@
+"""Training itself, and everything that a finished run leaves in its folder."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bridges.finetune.certify import certified
+from bridges.finetune.log import RunLog, write_loss_plot
+from bridges.finetune.parts import Parts
+from bridges.finetune.scores import scored
+from bridges.finetune.settings import settings_yaml
+from bridges.model_card import model_card, versions
+from bridges.run_checkpoints import RunCheckpoints
+from bridges.run_folder import LOG, STATE, write_atomic, write_json
+
+
+def train(parts: Parts) -> int:
+    """Train to the end, evaluate, export and describe; return the exit status."""
+    settings, plan = parts.settings, parts.plan
+    checkpoints = _checkpoints(parts)
+    start = 0 if checkpoints is None else checkpoints.latest or 0
+    lines = sys.stdout if settings["log_format"] == "json" and not settings["quiet"] else None
+    log = RunLog(parts.folder / LOG, plan, microbatches=start, lines=lines)
+    if checkpoints is not None:
+        checkpoints.describe = lambda step, folder: _write_state(parts, log, step, folder)
+    if start:
+        print(f"going on from checkpoint-{start} of {plan.microbatches}", flush=True)
+    try:
+        before = _before(parts, log) if start == 0 else log.evaluated(0)
+        began = time.perf_counter()
+        state = _fit(parts, checkpoints, log)
+        seconds = time.perf_counter() - began
+        results = _results(parts, log, state, seconds, start)
+        results |= _after(parts, log, state)
+    finally:
+        log.close()
+    return _finish(parts, log, state, before, results)
+
+
+def resume_command(argv: tuple[str, ...]) -> str:
+    """Return the command that goes on with the run."""
+    return shlex.join(["dew", "finetune", *argv])
+
+
+def _checkpoints(parts: Parts) -> RunCheckpoints | None:
+    if parts.settings["save_strategy"] == "no":
+        return None
+    return RunCheckpoints(
+        str(parts.folder),
+        keep=parts.settings["save_total_limit"],
+        write=lambda params, folder: parts.method.write(parts.bundle, params, folder),
+    )
+
+
+def _fit(parts: Parts, checkpoints: RunCheckpoints | None, log: RunLog) -> Any:
+    import jax
+
+    from dew import Trainer, metrics
+    from dew.training.progress import Silent
+
+    settings, plan = parts.settings, parts.plan
+    trainer = Trainer(
+        parts.objective,
+        parts.optimizer.transform(),
+        key=jax.random.key(settings["seed"]),
+        accumulation=plan.accumulation,
+        checkpoints=checkpoints,
+        tracker=log,
+    )
+    return trainer.fit(
+        parts.data,
+        steps=plan.microbatches,
+        log_every=plan.log_every,
+        eval_every=plan.eval_every,
+        checkpoint_every=None if checkpoints is None else plan.save_every,
+        metrics=(metrics.perplexity(),),
+        variables=parts.bundle.variables,
+        progress=Silent() if settings["quiet"] or settings["log_format"] == "json" else None,
+    )
+
+
+def _before(parts: Parts, log: RunLog) -> dict[str, Any]:
+    """Score the model as it was loaded, where asked."""
+    if not parts.settings["eval_on_start"] or parts.data.val is None:
+        return {}
+    variables = parts.objective.init(_key(parts), parts.bundle.variables)
+    found = scored(parts.objective, variables, parts.data.val)
+    log.record({"step": 0, "epoch": 0.0, **found})
+    print(f"before: perplexity {found['eval_perplexity']:.6g}", flush=True)
+    return found
+
+
+def _after(parts: Parts, log: RunLog, state: Any) -> dict[str, Any]:
+    """Return the scores of the trained model, measured now unless they just were."""
+    if parts.data.val is None:
+        return {}
+    step = int(state.updates)
+    found = log.evaluated(step)
+    if not found:
+        found = scored(parts.objective, state.params, parts.data.val, step=int(state.step))
+        log.record({"step": step, "epoch": _epoch(parts, state), **found})
+    print(f"held out: perplexity {found['eval_perplexity']:.6g}", flush=True)
+    return found
+
+
+def _results(parts: Parts, log: RunLog, state: Any, seconds: float, start: int) -> dict[str, Any]:
+    done = int(state.step) - start
+    losses = log.losses()
+    return {
+        "epoch": _epoch(parts, state),
+        **({"train_loss": sum(losses) / len(losses)} if losses else {}),
+        "train_runtime": round(seconds, 4),
+        "train_samples_per_second": round(done * parts.plan.rows / seconds, 4),
+        "train_steps_per_second": round(done / parts.plan.accumulation / seconds, 4),
+    }
+
+
+def _finish(
+    parts: Parts, log: RunLog, state: Any, before: dict[str, Any], results: dict[str, Any]
+) -> int:
+    """Write everything; train_results.json comes last and says that the run is finished."""
+    folder, settings = parts.folder, parts.settings
+    params = state.params["params"]
+    parts.method.finish(parts.bundle, params, folder)
+    held_out = {name: value for name, value in results.items() if name.startswith("eval_")}
+    training = {name: value for name, value in results.items() if name not in held_out}
+    if held_out:
+        write_json(folder / "eval_results.json", {"epoch": results["epoch"], **held_out})
+    write_json(folder / "all_results.json", results)
+    write_json(folder / "training_args.json", _arguments(parts))
+    _write_state(parts, log, int(state.step), folder)
+    write_loss_plot(log.history, folder / "loss.png")
+    write_atomic(folder / "README.md", _card(parts, before, results))
+    status = certified(parts) if settings["certify"] else 0
+    write_json(folder / "train_results.json", training)
+    print(f"{folder}: {state.updates} updates; the model was reloaded and is the one trained")
+    return status
+
+
+def _arguments(parts: Parts) -> dict[str, Any]:
+    """Return the settings, the sizes, the versions and the fingerprint of the data."""
+    return {
+        **{name: value for name, value in parts.settings.values.items() if value is not None},
+        "dew": {
+            "updates": parts.plan.updates,
+            "rows": parts.plan.rows,
+            "versions": versions(),
+            "data": parts.data.report.to_dict(),
+        },
+    }
+
+
+def _write_state(parts: Parts, log: RunLog, microbatches: int, folder: Path) -> None:
+    """Write trainer_state.json as Hugging Face's trainer lays it out."""
+    settings, plan = parts.settings, parts.plan
+    updates = microbatches // plan.accumulation
+    history = [record for record in list(log.history) if record["step"] <= updates]
+    state = {
+        "best_global_step": None,
+        "best_metric": None,
+        "best_model_checkpoint": None,
+        "epoch": round(updates / plan.updates_per_epoch, 4),
+        "eval_steps": settings["eval_steps"] or settings["logging_steps"],
+        "global_step": updates,
+        "is_hyper_param_search": False,
+        "is_local_process_zero": True,
+        "is_world_process_zero": True,
+        "log_history": history,
+        "logging_steps": settings["logging_steps"],
+        "max_steps": plan.updates,
+        "num_train_epochs": settings["num_train_epochs"],
+        "save_steps": settings["save_steps"],
+        "train_batch_size": settings["per_device_train_batch_size"],
+    }
+    write_json(folder / STATE, state)
+
+
+def _card(parts: Parts, before: dict[str, Any], results: dict[str, Any]) -> str:
+    kept = ("eval_loss", "eval_perplexity", "train_loss")
+    return model_card(
+        name=parts.name,
+        source=parts.settings["model_name_or_path"],
+        adapter=parts.method.adapter,
+        settings=settings_yaml(parts.settings),
+        before=before,
+        results={name: results[name] for name in kept if name in results},
+        rows=parts.data.records,
+    )
+
+
+def _epoch(parts: Parts, state: Any) -> float:
+    return round(int(state.updates) / parts.plan.updates_per_epoch, 4)
+
+
+def _key(parts: Parts) -> Any:
+    import jax
+
+    return jax.random.key(parts.settings["seed"])
