@@ -53,7 +53,11 @@ class ChatTemplates:
         return self.texts.get(DEFAULT)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, template: str | None = None, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str | None = None,
+        **variables: Any,
     ) -> Rendered:
         """Render a conversation.
 

@@ -10,8 +10,9 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from bridges.chat_template import ChatTemplates, named_templates
-from bridges.processors import TextProcessor, byte_level_bpe, finish_processor
 from bridges.sentencepiece_bpe import sentencepiece_bpe
+from bridges.text_processor import TextProcessor
+from bridges.tokenizer_build import byte_level_bpe, finish_processor
 from bridges.tokenizer_files import TokenizerFiles, TokenSpec
 from dew.errors import InputRefused, nearest, shown
 

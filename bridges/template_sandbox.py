@@ -19,12 +19,52 @@ from jinja2.visitor import NodeTransformer
 from bridges.template_budget import Budget
 from dew.errors import InputRefused
 
-FILTERS = (
-    "abs attr batch bool capitalize count d default dictsort e escape first float forceescape "
-    "groupby indent int items join last length list lower map max min reject rejectattr replace "
-    "reverse round safe select selectattr slice sort string sum title trim truncate unique upper "
-    "wordcount"
-).split()
+FILTERS = [
+    "abs",
+    "attr",
+    "batch",
+    "bool",
+    "capitalize",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "first",
+    "float",
+    "forceescape",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "sum",
+    "title",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "wordcount",
+]
 WIDTHS = ("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes")
 REFUSED = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 TICK, MADE, TEXT = "_dew_tick", "_dew_made", "_dew_text"
@@ -102,7 +142,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.budget.operation(operator, left, right)
         return self.budget.made(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call what a template calls, counted; methods of texts are looked at first."""
         self, callee = __self, __obj
         self.budget.step()
