@@ -56,10 +56,10 @@ class RunLog:
     def log(self, scalars: Mapping[str, Any], step: int) -> None:
         """Write the scalars of microbatch `step`."""
         record: dict[str, Any] = {"step": step // self._plan.accumulation}
-        epoch = step / self._plan.accumulation / self._plan.updates_per_epoch
-        record["epoch"] = round(epoch, 4)
+        record["epoch"] = self._plan.epoch(step)
         for name, value in scalars.items():
-            record[_renamed(name)] = _number(value)
+            if not name.startswith("evaluation/"):
+                record[_renamed(name)] = _number(value)
         if "eval_perplexity" in record and isinstance(record["eval_perplexity"], float):
             record["eval_loss"] = math.log(record["eval_perplexity"])
         self.record(record)

@@ -19,6 +19,7 @@ class Plan:
     """The sizes of a run.
 
     Args:
+        records: rows of one epoch.
         rows: rows of one microbatch, over all devices.
         eval_rows: rows of one evaluation batch, over all devices.
         accumulation: microbatches an update.
@@ -27,6 +28,7 @@ class Plan:
         log_every, eval_every, save_every: in microbatches; None for never.
     """
 
+    records: int
     rows: int
     eval_rows: int
     accumulation: int
@@ -40,6 +42,10 @@ class Plan:
     def microbatches(self) -> int:
         """Microbatches of the whole run."""
         return self.updates * self.accumulation
+
+    def epoch(self, microbatches: int) -> float:
+        """Return the passes over the data that so many microbatches make."""
+        return round(microbatches * self.rows / self.records, 4)
 
 
 def plan_of(settings: Settings, *, records: int, devices: int, held_out: bool) -> Plan:
@@ -72,6 +78,7 @@ def plan_of(settings: Settings, *, records: int, devices: int, held_out: bool) -
         )
     eval_steps = settings["eval_steps"] or settings["logging_steps"]
     return Plan(
+        records=records,
         rows=rows,
         eval_rows=settings["per_device_eval_batch_size"] * devices,
         accumulation=accumulation,

@@ -163,7 +163,7 @@ def _write_state(parts: Parts, log: RunLog, microbatches: int, folder: Path) -> 
         "best_global_step": None,
         "best_metric": None,
         "best_model_checkpoint": None,
-        "epoch": round(updates / plan.updates_per_epoch, 4),
+        "epoch": plan.epoch(microbatches),
         "eval_steps": settings["eval_steps"] or settings["logging_steps"],
         "global_step": updates,
         "is_hyper_param_search": False,
@@ -193,7 +193,7 @@ def _card(parts: Parts, before: dict[str, Any], results: dict[str, Any]) -> str:
 
 
 def _epoch(parts: Parts, state: Any) -> float:
-    return round(int(state.updates) / parts.plan.updates_per_epoch, 4)
+    return parts.plan.epoch(int(state.step))
 
 
 def _key(parts: Parts) -> Any:

@@ -1,0 +1,330 @@
+"""`dew finetune`: one command to a Hugging Face folder, resumed exactly, refused clearly."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import SENTENCES, write_llama
+from safetensors.numpy import load_file
+
+from bridges.run_folder import locked
+from dew.cli.main import main
+from dew.errors import InputRefused
+
+FLAGS = ("--max_length", "32", "--per_device_train_batch_size", "2", "--learning_rate", "1e-2")
+QUIET = ("--quiet", "--no_certify")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "train.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES * 4))
+    return path
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("held_out") / "held_out.txt"
+    path.write_text(SENTENCES[0])
+    return path
+
+
+def finetune(model, data, out, *flags, steps=4) -> int:
+    words = ("--model", model, "--data", data, "--output", out, "--steps", steps)
+    return main(["finetune", *map(str, words), *FLAGS, *QUIET, *map(str, flags)])
+
+
+@pytest.fixture(scope="module")
+def finished(model, data, held_out, tmp_path_factory) -> Path:
+    """A run of four updates with everything that a folder can hold."""
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    flags = ("--eval_data", held_out, "--eval_on_start", "--logging_steps", 2, "--save_steps", 2)
+    assert finetune(model, data, out, *flags, "--eval_strategy", "steps") == 0
+    return out
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_equal_weights(one: Path, two: Path) -> None:
+    ours, theirs = weights(one), weights(two)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_the_output_folder_holds_what_the_documents_promise(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert names >= {
+        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+        *("README.md", "config.yaml", "training_args.json", "trainer_state.json", "log.jsonl"),
+        *("train_results.json", "eval_results.json", "all_results.json"),
+        *("checkpoint-2", "checkpoint-4"),
+    }
+    assert not [name for name in names if name.endswith(".tmp")]
+    checkpoint = {path.name for path in (finished / "checkpoint-2").iterdir()}
+    assert checkpoint >= {"config.json", "model.safetensors", "dew", "trainer_state.json"}
+
+
+def test_training_moved_the_weights_and_lowered_the_held_out_loss(finished, model):
+    before = weights(model)
+    assert any(not np.array_equal(before[name], new) for name, new in weights(finished).items())
+    records = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
+    losses = [record["eval_loss"] for record in records if "eval_loss" in record]
+    # Random weights on 320 tokens begin near ln 320 = 5.8 nats; four steps at 1e-2 must help.
+    assert losses[0] > losses[-1]
+    assert losses[-1] == json.loads((finished / "eval_results.json").read_text())["eval_loss"]
+
+
+def test_the_last_checkpoint_holds_the_exported_weights(finished):
+    assert_equal_weights(finished, finished / "checkpoint-4")
+
+
+def test_the_log_has_hugging_faces_names(finished):
+    records = [json.loads(line) for line in (finished / "log.jsonl").read_text().splitlines()]
+    trained = [record for record in records if "loss" in record]
+    assert [record["step"] for record in trained] == [2, 4]
+    assert trained[0].keys() >= {
+        *("loss", "grad_norm", "learning_rate", "epoch", "step_seconds"),
+        "tokens_per_second_per_device",
+    }
+    # Linear from 1e-2 over four updates: the fourth one, counted from 0, has a quarter left.
+    np.testing.assert_allclose(trained[1]["learning_rate"], 1e-2 * 0.25, rtol=1e-6)
+    state = json.loads((finished / "trainer_state.json").read_text())
+    assert state["global_step"] == 4
+    assert state["log_history"] == records
+
+
+def test_the_card_names_the_settings_and_the_results(finished):
+    import yaml
+
+    text = (finished / "README.md").read_text()
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["library_name"] == "transformers"
+    assert front["pipeline_tag"] == "text-generation"
+    assert {"generated_from_trainer", "dew", "jax"} <= set(front["tags"])
+    assert "model-index" not in front
+    assert "learning_rate: 0.01" in text
+    assert "eval_perplexity" in text
+
+
+def test_a_finished_run_says_so_and_changes_nothing(finished, model, data, held_out, capsys):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    flags = ("--eval_data", held_out, "--eval_on_start", "--logging_steps", 2, "--save_steps", 2)
+    assert finetune(model, data, finished, *flags, "--eval_strategy", "steps") == 0
+    assert "finished (4 updates)" in capsys.readouterr().out
+    assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
+
+
+def test_other_settings_on_a_runs_folder_are_refused_by_name(finished, model, data, capsys):
+    assert finetune(model, data, finished, "--seed", 7) == 2
+    message = capsys.readouterr().err
+    assert "seed: was 42, now 7" in message
+    assert "eval_data" in message
+
+
+def test_the_config_file_of_a_run_repeats_it(finished, tmp_path):
+    again = tmp_path / "again"
+    words = ["finetune", "--config", str(finished / "config.yaml"), "--output", str(again)]
+    assert main(words) == 0
+    assert_equal_weights(finished, again)
+
+
+def test_a_longer_run_goes_on_from_the_last_checkpoint(model, data, tmp_path, capsys):
+    constant = ("--lr_scheduler_type", "constant")
+    assert finetune(model, data, tmp_path / "straight", *constant, steps=4) == 0
+    assert finetune(model, data, tmp_path / "parts", *constant, steps=2) == 0
+    assert finetune(model, data, tmp_path / "parts", *constant, steps=4) == 0
+    assert "going on from checkpoint-2" in capsys.readouterr().out
+    assert_equal_weights(tmp_path / "straight", tmp_path / "parts")
+
+
+def test_accumulation_counts_updates_and_equals_the_larger_batch(model, data, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert finetune(model, data, whole, "--per_device_train_batch_size", 4, steps=2) == 0
+    flags = ("--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 2)
+    assert finetune(model, data, parts, *flags, "--logging_steps", 1, steps=2) == 0
+    state = json.loads((parts / "trainer_state.json").read_text())
+    assert state["global_step"] == 2
+    assert [record["step"] for record in state["log_history"]] == [1, 2]
+    for name, ours in weights(whole).items():
+        # Same sums in another order: Adam divides by small numbers, so a few 1e-5 of 2e-2 moved.
+        np.testing.assert_allclose(ours, weights(parts)[name], atol=2e-5, err_msg=name)
+
+
+def test_epochs_are_counted_over_the_rows(model, data, tmp_path, capsys):
+    flags = ("--num_train_epochs", "0.5", "--no_packing")
+    assert finetune(model, data, tmp_path / "out", *flags, steps=-1) == 0
+    # Twenty documents, a row each, two rows an update, half an epoch: five updates.
+    state = json.loads((tmp_path / "out" / "trainer_state.json").read_text())
+    assert state["global_step"] == 5
+
+
+def test_a_dry_run_reads_no_weight_and_writes_nothing(model, data, tmp_path, capsys):
+    copy = write_llama(tmp_path / "model")
+    size = (copy / "model.safetensors").stat().st_size
+    (copy / "model.safetensors").write_bytes(b"\0" * size)  # no header: reading it would fail
+    assert finetune(copy, data, tmp_path / "out", "--dry-run") == 0
+    text = capsys.readouterr().out
+    assert "float32 [2, 32, 4, 8]" in text  # queries: layers, width, heads, head size
+    assert "GiB" in text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--max_length", 65), ("max_length is 65", "64 positions")),
+        (("--eval_strategy", "steps"), ("nothing is held out",)),
+        (("--resume_from_checkpoint", "true"), ("no checkpoint",)),
+        (("--run_name", "../evil"), ("run_name",)),
+        (("--text-field", "txt"), ("text",)),
+    ],
+)
+def test_bad_settings_exit_2_before_anything_is_trained(
+    model, data, tmp_path, flags, words, capsys
+):
+    status = finetune(model, data, tmp_path / "out", *flags)
+    message = capsys.readouterr().err
+    assert status == 2
+    assert "Traceback" not in message
+    for word in words:
+        assert word in message
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+def test_data_without_a_trainable_token_is_refused(model, tmp_path, capsys):
+    path = tmp_path / "empty.jsonl"
+    path.write_text('{"text": ""}\n' * 3)
+    assert finetune(model, path, tmp_path / "out") == 2
+    assert "no trainable token" in capsys.readouterr().err
+
+
+def test_the_model_folder_is_no_output_folder(model, data, capsys):
+    before = weights(model)
+    assert finetune(model, data, model) == 2
+    assert "where the model is read from" in capsys.readouterr().err
+    np.testing.assert_array_equal(before["model.norm.weight"], weights(model)["model.norm.weight"])
+
+
+def test_a_folder_of_other_things_is_no_output_folder(model, data, tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert finetune(model, data, tmp_path) == 2
+    assert "thesis.txt" in capsys.readouterr().err
+
+
+def test_a_second_run_on_a_folder_is_refused_by_pid_and_host(tmp_path):
+    with (
+        locked(tmp_path, "first"),
+        pytest.raises(InputRefused) as caught,
+        locked(tmp_path, "second"),
+    ):
+        pass
+    assert f"process {os.getpid()}" in str(caught.value)
+    assert "first" in str(caught.value)
+    with locked(tmp_path, "third"):
+        pass
+
+
+def test_a_stale_lock_is_named_and_taken(tmp_path, capsys):
+    folder = tmp_path / ".dew"
+    folder.mkdir()
+    (folder / "lock").write_text('{"pid": 99999999, "host": "gone", "run": "old", "since": 0}')
+    with locked(tmp_path, "new"):
+        pass
+    assert "process 99999999 on gone" in capsys.readouterr().err
+
+
+# Signals need real processes. A slow learner of many steps is stopped somewhere in the middle.
+STEPS = 60
+
+
+def start(model, data, out, *flags) -> subprocess.Popen:
+    words = ["finetune", "--model", model, "--data", data, "--output", out, "--steps", STEPS]
+    words += [*FLAGS, "--no_certify", "--logging_steps", 1, "--save_steps", 20, *flags]
+    script = "import sys; from dew.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def logged_step(out: Path) -> int:
+    try:
+        return json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"]
+    except (OSError, ValueError, IndexError, KeyError):
+        return 0
+
+
+def wait_for_step(run: subprocess.Popen, out: Path, step: int) -> None:
+    while logged_step(out) < step:
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(model, data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("straight") / "out"
+    run = start(model, data, out)
+    _, errors = run.communicate(timeout=300)
+    assert run.returncode == 0, errors
+    return out
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+)
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
+    model, data, tmp_path, uninterrupted, number, status
+):
+    out = tmp_path / "out"
+    run = start(model, data, out)
+    wait_for_step(run, out, 25)
+    run.send_signal(number)
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == status, errors
+    if number != signal.SIGKILL:
+        last = errors.strip().splitlines()[-1]
+        assert re.search(r"checkpoint-\d+ is saved", last)
+        assert "dew finetune --model" in last
+    again = start(model, data, out)
+    printed, errors = again.communicate(timeout=300)
+    assert again.returncode == 0, errors
+    assert "going on from checkpoint-" in printed
+    assert_equal_weights(out, uninterrupted)
+    steps = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+def test_touching_save_now_saves_at_the_next_step(model, data, tmp_path):
+    out = tmp_path / "out"
+    run = start(model, data, out, "--save_steps", 1000)
+    try:
+        wait_for_step(run, out, 2)
+        (out / "save-now").touch()
+        until = time.monotonic() + 60
+        while not list(out.glob("checkpoint-*")) and time.monotonic() < until:
+            time.sleep(0.01)
+        saved = [int(path.name.split("-")[1]) for path in out.glob("checkpoint-[0-9]*")]
+        assert saved
+        assert min(saved) < STEPS
+        assert not (out / "save-now").exists()
+    finally:
+        run.kill()
+        run.communicate()
