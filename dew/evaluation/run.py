@@ -1,0 +1,174 @@
+"""`evaluate`: one pass over finite batches, without an optimizer and without a tracker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dew.artifacts import Artifacts, host
+from dew.data import DataPartition
+from dew.errors import InputRefused
+from dew.evaluation.metric import Metric, check_names
+from dew.objectives.base import Objective, Step
+from dew.typing import Batch, Variables
+
+# The two random streams of an event: scoring draws do not move when previews are switched on.
+_SCORING, _PREVIEW = 0, 1
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation event.
+
+    Attributes:
+        step: the training step of the variables.
+        split: which data, `val` by default.
+        scores: `{"val/name": score}`; empty where there was no batch or no metric.
+        coordinated_batches: batches that every process had.
+        records: rows in them.
+        uneven_shards: whether some process had more batches than that.
+        event_key: the key that all draws of this event come from.
+        elapsed_seconds: wall time.
+        previews: what a tracker may draw, on the host.
+    """
+
+    step: int
+    split: str
+    scores: dict[str, float]
+    coordinated_batches: int
+    records: int
+    uneven_shards: bool
+    event_key: jax.Array
+    elapsed_seconds: float
+    previews: tuple[Any, ...] = field(default=())
+
+
+def evaluate(
+    objective: Objective,
+    variables: Variables,
+    batches: Callable[[DataPartition], Iterable[Batch]] | Iterable[Batch],
+    *,
+    key: jax.Array,
+    metrics: Iterable[Metric[Any]] = (),
+    step: int = 0,
+    averaged: Variables | None = None,
+    preview: bool = False,
+    split: str = "val",
+) -> Evaluation:
+    """Score `variables` on finite batches.
+
+    Args:
+        objective: its `evaluate` gives what the metrics read; it runs jitted.
+        variables: `{"params": ..., other collections}`.
+        batches: an iterable, or what opens one for a data partition. One that was opened here
+            is closed here.
+        key: the run's key; the event's is this one folded with `step`.
+        metrics: what to score, of unlike names. Without any, nothing is scored.
+        step: the training step of the variables.
+        averaged: the variables with averaged leaves, for objectives that read them.
+        preview: whether to ask the objective for something to look at, from the first batch.
+        split: the prefix of the scores' names.
+
+    Raises:
+        InputRefused: two metrics of one name, or one whose artifact the objective does not give.
+        ValueError: a metric that found nothing to score in a pass with batches.
+    """
+    started = time.perf_counter()
+    chosen = check_names(metrics)
+    event_key = jax.random.fold_in(key, step)
+    scoring = jax.random.fold_in(event_key, _SCORING)
+    score = partial(_score, _ByIdentity(objective), variables)
+    totals: dict[str, Any] = {}
+    count = records = 0
+    first: tuple[Batch, Artifacts | None] | None = None
+    with _opened(batches) as iterator:
+        for count, batch in enumerate(iterator, start=1):
+            records += _rows(batch)
+            scored = None
+            if chosen:
+                told = Step(jnp.int32(step), jax.random.fold_in(scoring, count - 1), averaged)
+                scored = host(score(dict(batch), told))
+                _merge(totals, chosen, scored, batch)
+            first = first or (batch, scored)
+    previews: tuple[Any, ...] = ()
+    if preview and first is not None:
+        told = Step(jnp.int32(step), jax.random.fold_in(event_key, _PREVIEW), averaged)
+        drawn = objective.preview(variables, first[0], told, scored=first[1])
+        previews = _each(host(drawn))
+    scores = {f"{split}/{m.name}": float(m.finalize(totals[m.name])) for m in chosen if count}
+    elapsed = time.perf_counter() - started
+    return Evaluation(step, split, scores, count, records, False, event_key, elapsed, previews)
+
+
+class _ByIdentity:
+    """An objective as a static argument of `jit`, which compares it by identity."""
+
+    def __init__(self, objective: Objective):
+        self.objective = objective
+
+    def __hash__(self) -> int:
+        return id(self.objective)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other.objective is self.objective
+
+
+@partial(jax.jit, static_argnums=0)
+def _score(same: _ByIdentity, variables: Variables, batch: Batch, step: Step) -> Any:
+    return same.objective.evaluate(variables, batch, step)
+
+
+@contextmanager
+def _opened(batches: Any) -> Iterator[Iterator[Batch]]:
+    if not callable(batches):
+        yield iter(batches)
+        return
+    opened = batches(DataPartition())
+    try:
+        yield iter(opened)
+    finally:
+        close = getattr(opened, "close", None)
+        if close is not None:
+            close()
+
+
+def _merge(
+    totals: dict[str, Any],
+    metrics: tuple[Metric[Any], ...],
+    artifacts: Artifacts | None,
+    batch: Mapping[str, np.ndarray],
+) -> None:
+    for metric in metrics:
+        part = metric(_read(metric, artifacts), batch)
+        known = metric.name in totals
+        totals[metric.name] = metric.merge(totals[metric.name], part) if known else part
+
+
+def _read(metric: Metric[Any], artifacts: Artifacts | None) -> Any:
+    given = _each(artifacts)
+    for artifact in given:
+        if isinstance(artifact, metric.reads):
+            return artifact
+    names = ", ".join(type(artifact).__name__ for artifact in given) or "nothing"
+    raise InputRefused(
+        f"metric {metric.name!r} reads {metric.reads.__name__}; the objective evaluates to "
+        f"{names}. Choose a metric that reads one of these."
+    )
+
+
+def _each(artifacts: Artifacts | None) -> tuple[Any, ...]:
+    if artifacts is None:
+        return ()
+    return artifacts if isinstance(artifacts, tuple) else (artifacts,)
+
+
+def _rows(batch: Batch) -> int:
+    return max((np.shape(value)[0] for value in batch.values() if np.ndim(value)), default=0)

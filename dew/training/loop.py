@@ -1,0 +1,357 @@
+"""The loop of one `fit`: feed, step, settle, report, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from dew.data import DataPartition, Dataset
+from dew.errors import InputRefused
+from dew.evaluation import Evaluation, Metric, evaluate
+from dew.training.meter import Meter
+from dew.training.nonfinite import nonfinite_error
+from dew.training.prefetch import Fed, Prefetch
+from dew.training.progress import Progress
+from dew.training.signals import Interrupted, Signals, StopRequested
+from dew.training.start import key_words
+from dew.training.state import TrainState, laid_over
+from dew.training.step import flush
+
+AHEAD = 2
+"""Steps that may be queued on the device. More gains nothing, and on CPU some forty deadlock."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When what happens, in microbatches.
+
+    Raises:
+        InputRefused: a number below 1 (`steps` may be 0).
+    """
+
+    steps: int
+    log_every: int
+    eval_every: int | None
+    checkpoint_every: int | None
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name}={value}"
+            for name, value in vars(self).items()
+            if value is not None and value < (0 if name == "steps" else 1)
+        ]
+        if wrong:
+            raise InputRefused(f"{', '.join(wrong)}: these count microbatches, from 1")
+
+
+def due(every: int | None, step: int) -> bool:
+    """Tell whether something that happens `every` so many steps happens after `step`."""
+    return every is not None and step % every == 0
+
+
+class Loop:
+    """One fit under way; see `Trainer.fit` for what the arguments mean."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Any,
+        dataset: Dataset,
+        schedule: Schedule,
+        metrics: tuple[Metric[Any], ...],
+        preview: bool,
+        on_report: Callable[..., None] | None,
+        progress: Progress,
+    ):
+        self.trainer = trainer
+        self.dataset = dataset
+        self.schedule = schedule
+        self.metrics = metrics
+        self.preview = preview
+        self.on_report = on_report
+        self.progress = progress
+        self.share = DataPartition()
+        self.meter = Meter()
+        self.since_save = Meter()
+        self.unsettled: deque[tuple[int, Fed, dict[str, Any]]] = deque()
+        self.position: bytes | None = None
+        self.saved_step: int | None = None
+        self.compile_seconds = 0.0
+        self.scores: tuple[int, dict[str, float]] = (-1, {})
+
+    def run(self, variables: Any, signals: Signals) -> TrainState:
+        """Train to the end and return the state."""
+        self.signals = signals
+        state = self._begin(variables)
+        first = int(state.step)
+        feed = Prefetch(self._open(first), limit=max(0, self.schedule.steps - first))
+        try:
+            self.progress.start(first, self.schedule.steps)
+            state = self._steps(state, feed, first)
+            state = self._end(state)
+        except BaseException as error:
+            self._clean(feed, error)
+            raise
+        self._clean(feed, None)
+        return state.replace(params={**state.params, **self.frozen})
+
+    def _begin(self, variables: Any) -> TrainState:
+        beginning, checkpoints = self.trainer.beginning(), self.trainer.checkpoints
+        if checkpoints is None or checkpoints.latest is None:
+            state, self.frozen = beginning.fresh(variables)
+            return state
+        state, self.frozen, self.position = beginning.restored(checkpoints, variables, self.share)
+        self.saved_step = int(state.step)
+        return state
+
+    def _open(self, first: int) -> Iterator[Any]:
+        iterator = iter(self.dataset.train(self.share))
+        try:
+            self._place(iterator, first)
+        except BaseException:
+            _close(iterator)
+            raise
+        return iterator
+
+    def _place(self, iterator: Any, first: int) -> None:
+        resumable = hasattr(iterator, "get_state") and hasattr(iterator, "set_state")
+        if self.schedule.checkpoint_every is not None and not resumable:
+            raise InputRefused(
+                f"checkpoint_every is set and the training iterator ({type(iterator).__name__}) "
+                "has no get_state and set_state, so no checkpoint could say where the data was. "
+                "Give it both, or leave checkpoint_every out."
+            )
+        if self.position is not None:
+            if not resumable:
+                raise InputRefused(
+                    "the checkpoint holds a data position and the training iterator "
+                    f"({type(iterator).__name__}) has no set_state to go on from it."
+                )
+            iterator.set_state(self.position)
+        elif 0 < first < self.schedule.steps:
+            warnings.warn(
+                f"the checkpoint of step {first} holds no data position: the data starts anew.",
+                stacklevel=6,
+            )
+
+    def _steps(self, state: TrainState, feed: Prefetch, first: int) -> TrainState:
+        self.meter.reset()
+        for step in range(first + 1, self.schedule.steps + 1):
+            if self.signals.number is not None:
+                self._leave(state, step - 1)
+            fed = self._next(feed, state, step)
+            executable = self._executable(state, fed)
+            state, report = executable(state, self.frozen, fed.batch)
+            self.position = fed.position
+            self.unsettled.append((step, fed, report))
+            self._settle(state, AHEAD)
+            if step < self.schedule.steps:
+                self._between(state, step)
+        return state
+
+    def _between(self, state: TrainState, step: int) -> None:
+        """Do what is due after a step that is not the last."""
+        if due(self.schedule.log_every, step):
+            self._report(state, step)
+        if due(self.schedule.eval_every, step):
+            self._evaluate(state, step)
+        if due(self.schedule.checkpoint_every, step):
+            self._save(state, step)
+
+    def _end(self, state: TrainState) -> TrainState:
+        step = int(state.step)
+        if self.unsettled or self.meter.steps:
+            self._report(state, step)
+        if state.accumulation is not None and int(state.accumulation.count):
+            state = jax.jit(flush(self.trainer.objective, self.trainer.optimizer))(state)
+            self.saved_step = None
+        if self.schedule.eval_every is not None:
+            self._evaluate(state, step)
+        if self.trainer.checkpoints is not None:
+            self._save(state, step)
+            self.trainer.checkpoints.wait()
+        return state
+
+    def _next(self, feed: Prefetch, state: TrainState, step: int) -> Fed:
+        try:
+            return feed.next(self.signals.check)
+        except StopIteration:
+            raise InputRefused(
+                f"the training data ended before step {step} of {self.schedule.steps}; give an "
+                "iterator that goes on, or fewer steps."
+            ) from None
+        except StopRequested:
+            self._leave(state, step - 1)
+            raise
+
+    def _executable(self, state: TrainState, fed: Fed) -> Any:
+        compiled = self.trainer.compiled_step()
+        if not compiled.knows(fed.batch):
+            if self.trainer.objective.inputs is not None:
+                self.trainer.objective.inputs.check(fed.batch)
+            self.progress.phase("compiling (first time)")
+            before = compiled.seconds
+            compiled.ready(state, self.frozen, fed.batch)
+            self.compile_seconds += compiled.seconds - before
+            self._pause(compiled.seconds - before)
+        return compiled.ready(state, self.frozen, fed.batch)
+
+    def _settle(self, state: TrainState, ahead: int) -> None:
+        """Read the reports of all but the last `ahead` steps, waiting for the device."""
+        while len(self.unsettled) > ahead:
+            step, fed, report = self.unsettled.popleft()
+            report = jax.device_get(report)
+            if not report["finite"]:
+                raise nonfinite_error(
+                    self.trainer.objective,
+                    state,
+                    self.frozen,
+                    fed.batch,
+                    step=step,
+                    report=report,
+                )
+            self.meter.add(report)
+            self.since_save.add(report)
+            self.progress.advance(step, self.meter.loss, self.meter.mass_per_second)
+
+    def _report(self, state: TrainState, step: int) -> None:
+        self._settle(state, 0)
+        scalars = self.meter.scalars()
+        if self.dataset.records:
+            scalars["train/epoch"] = step * self.dataset.batch / self.dataset.records
+        if self.compile_seconds:
+            scalars["train/compile_seconds"] = self.compile_seconds
+            self.compile_seconds = 0.0
+        self._log(scalars, step)
+        self.meter.reset()
+
+    def _log(self, scalars: dict[str, float], step: int, note: str = "") -> None:
+        started = time.perf_counter()
+        self.progress.report(scalars, step, note)
+        if self.trainer.tracker is not None:
+            self.trainer.tracker.log(scalars, step)
+        if self.on_report is not None:
+            self.on_report(scalars, step)
+        self._pause(time.perf_counter() - started)
+
+    def _evaluate(self, state: TrainState, step: int) -> None:
+        self._settle(state, 0)
+        started = time.perf_counter()
+        self.progress.phase("evaluating")
+        variables = {**state.params, **self.frozen}
+        tracker = self.trainer.tracker
+        try:
+            event = evaluate(
+                self.trainer.objective,
+                variables,
+                self._watched,
+                key=self.trainer.key,
+                metrics=self.metrics,
+                step=step,
+                averaged=None if state.ema is None else laid_over(variables, state.ema),
+                preview=self.preview and tracker is not None,
+            )
+        except StopRequested:
+            self._leave(state, step)
+            raise
+        self.scores = (step, event.scores)
+        self._pause(time.perf_counter() - started)
+        self._log(_scalars_of(event), step, f"event key {_key_text(event.event_key)}")
+        for value in event.previews if tracker is not None else ():
+            tracker.artifact(value, step)
+
+    def _watched(self, share: DataPartition) -> Iterator[Any]:
+        """Yield the validation batches for as long as no signal came."""
+        assert self.dataset.val is not None
+        iterator = iter(self.dataset.val(share))
+        try:
+            for batch in iterator:
+                self.signals.check()
+                yield batch
+        finally:
+            _close(iterator)
+
+    def _save(self, state: TrainState, step: int) -> None:
+        if self.saved_step == step:
+            return
+        self._settle(state, 0)
+        started = time.perf_counter()
+        self.progress.phase("saving")
+        share = None if self.position is None else self.share
+        metrics = self._save_metrics(step)
+        self.trainer.checkpoints.save(step, state, self.position, metrics, share=share)
+        self.saved_step = step
+        self.since_save.reset()
+        self._pause(time.perf_counter() - started)
+
+    def _save_metrics(self, step: int) -> dict[str, float]:
+        """Return the scores of this step, and the loss that decides which save is best.
+
+        That is the validation loss where the run measures one, so at evaluated steps only, and
+        else the training loss since the last save: the two are not compared with each other.
+        """
+        scores = self.scores[1] if self.scores[0] == step else {}
+        measured = self.schedule.eval_every is not None and bool(self.metrics)
+        if not measured:
+            return {"loss": self.since_save.loss} if self.since_save.steps else {}
+        perplexity = scores.get("val/perplexity", 0.0)
+        return {**scores, **({"loss": math.log(perplexity)} if perplexity > 0 else {})}
+
+    def _leave(self, state: TrainState, step: int) -> None:
+        """Save and raise: a signal asked the run to end."""
+        assert self.signals.number is not None
+        checkpoints = self.trainer.checkpoints
+        self._settle(state, 0)
+        if checkpoints is not None:
+            self._save(state, step)
+            checkpoints.wait()
+        saved = None if checkpoints is None else checkpoints.path(step)
+        raise Interrupted(self.signals.number, step=step, saved=saved)
+
+    def _pause(self, seconds: float) -> None:
+        self.meter.pause(seconds)
+        self.since_save.pause(seconds)
+
+    def _clean(self, feed: Prefetch, error: BaseException | None) -> None:
+        """Close what this fit opened; a failure here never hides the first one."""
+        closers = [feed.close, self.progress.close]
+        if self.trainer.checkpoints is not None and not isinstance(error, KeyboardInterrupt):
+            closers.append(self.trainer.checkpoints.wait)
+        for close in closers:
+            try:
+                close()
+            except Exception as failure:
+                if error is None:
+                    error = failure
+                    continue
+                error.add_note(f"cleaning up failed too: {type(failure).__name__}: {failure}")
+        if error is not None and sys.exception() is None:
+            raise error
+
+
+def _scalars_of(event: Evaluation) -> dict[str, float]:
+    return {
+        **event.scores,
+        "evaluation/coordinated_batches": event.coordinated_batches,
+        "evaluation/records": event.records,
+        "evaluation/uneven_shards": float(event.uneven_shards),
+    }
+
+
+def _key_text(key: jax.Array) -> str:
+    return ":".join(f"{word:08x}" for word in np.asarray(key_words(key)).ravel())
+
+
+def _close(iterator: Any) -> None:
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
