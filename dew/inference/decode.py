@@ -14,7 +14,7 @@ from dew.inference.bundle import Bundle, checked_inputs
 from dew.inference.cache import bucket, left_padded, prefill
 from dew.inference.generation import GenerationOptions, generation_options
 from dew.inference.step import decode_step
-from dew.inference.stopping import StopStrings
+from dew.inference.stopping import Endings, StopStrings
 from dew.inference.weights import DecodeWeights, decode_weights
 from dew.nn.attention import KVCache
 from dew.sampling.text import Rules, draw, forbid, penalize_repetition
@@ -92,23 +92,64 @@ def generate(
     settings = generation_options(bundle, options)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     tokens, mask, _ = checked_inputs(bundle.model, inputs)
-    prompts = np.repeat(np.asarray(tokens), settings.num_return_sequences, axis=0)
+    prompts = np.asarray(tokens)
     real = np.ones_like(prompts) if mask is None else np.asarray(mask)
-    real = real if mask is None else np.repeat(real, settings.num_return_sequences, axis=0)
+    prompts = np.repeat(prompts, settings.num_return_sequences, axis=0)
+    real = np.repeat(real, settings.num_return_sequences, axis=0)
+    return continued(bundle, settings, prompts, real, streamer=streamer)[0]
+
+
+def continued(
+    bundle: Bundle,
+    settings: GenerationOptions,
+    prompts: np.ndarray,
+    real: np.ndarray,
+    *,
+    streamer: Streamer | None = None,
+    first_row: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Continue checked prompts.
+
+    Args:
+        bundle: whose model to run.
+        settings: what to do; `num_return_sequences` is not read.
+        prompts: int32 [N, P].
+        real: [N, P], 1 where an id is real.
+        streamer: as for `generate`.
+        first_row: index of the first row among all rows of a call, which its draws depend on.
+
+    Returns:
+        int32 [N, P + T], and for each row how many of its T new ids are its own, its end
+        included: the rest is padding.
+    """
     longest = int(real.sum(axis=1).max())
     limit = settings.new_tokens(prompts.shape[1], longest, bundle.model.position_limit)
-    stops = _stop_strings(bundle, settings, prompts, real)
+    ending = Endings(
+        len(prompts),
+        settings.eos_token_id,
+        settings.pad_token_id,
+        _stop_strings(bundle, settings, prompts, real),
+    )
     if streamer is not None:
         streamer.put(prompts)
     new = [np.zeros((len(prompts), 0), np.int32)]
     if limit:
-        for ids in _chunks(bundle, settings, prompts, real, limit, stops, streamer is not None):
+        call = _Call(bundle, settings, limit, first_row, streamer is not None)
+        for ids in _chunks(call, prompts, real, ending):
             new.append(ids)
             for step in ids.T if streamer is not None else ():
                 streamer.put(step)  # pyright: ignore[reportOptionalMemberAccess]
     if streamer is not None:
         streamer.end()
-    return np.concatenate([prompts, *new], axis=1)
+    return np.concatenate([prompts, *new], axis=1), ending.lengths
+
+
+class _Call(NamedTuple):
+    bundle: Bundle
+    settings: GenerationOptions
+    limit: int
+    first_row: int
+    streamed: bool
 
 
 def _stop_strings(bundle, settings: GenerationOptions, prompts, real) -> StopStrings | None:
@@ -120,32 +161,26 @@ def _stop_strings(bundle, settings: GenerationOptions, prompts, real) -> StopStr
             "use eos_token_id"
         )
     rows = [row[kept != 0].tolist() for row, kept in zip(prompts, real, strict=True)]
-    return StopStrings(
-        bundle.processor,
-        settings.stop_strings,
-        rows,
-        ends=settings.eos_token_id,
-        pad=settings.pad_token_id,
-    )
+    return StopStrings(bundle.processor, settings.stop_strings, rows)
 
 
-def _chunks(bundle, settings, prompts, real, limit: int, stops: StopStrings | None, stream: bool):
-    """Yield int32 [N, C] ids until every row has ended or `limit` ids were made."""
-    model, weights = bundle.model, decode_weights(bundle)
+def _chunks(call: _Call, prompts: np.ndarray, real: np.ndarray, ending: Endings):
+    """Yield int32 [N, C] ids until every row has ended or the limit is reached."""
+    settings = call.settings
+    model, weights = call.bundle.model, decode_weights(call.bundle)
     choice = _choice(settings, prompts.shape[1])
     fixed = (model, settings.do_sample, settings.top_k or None)
-    state = _begin(fixed, bundle.variables, choice, settings.seed, prompts, real, limit)
+    state = _begin(fixed, call, choice, prompts, real)
     made, ids = 1, np.asarray(state.tokens)[:, None]
-    size = STREAMED_CHUNK if stream else CHUNK if stops is None else STOPPING_CHUNK
+    size = STREAMED_CHUNK if call.streamed else CHUNK
+    size = size if ending.stops is None else min(size, STOPPING_CHUNK)
     while True:
-        finished = np.asarray(state.finished)
-        if stops is not None:
-            ids, finished = stops.cut(ids), stops.ended
-            state = state._replace(finished=jnp.asarray(finished))
-        yield ids
-        if made == limit or finished.all():
+        yield ending.cut(ids)
+        if made == call.limit or ending.ended.all():
             return
-        steps = min(size, limit - made)
+        if ending.stops is not None:
+            state = state._replace(finished=jnp.asarray(ending.ended))
+        steps = min(size, call.limit - made)
         state, out, taken = decode_chunk(*fixed, weights, state, choice, steps)
         ids = np.asarray(out)[:, : int(taken)]
         made += ids.shape[1]
@@ -169,14 +204,14 @@ def _choice(settings: GenerationOptions, width: int) -> Choice:
     )
 
 
-def _begin(fixed, variables, choice: Choice, seed: int, prompts, real, limit: int) -> State:
+def _begin(fixed, call: _Call, choice: Choice, prompts, real) -> State:
     """Run the prompts and choose the first token of each row."""
     model = fixed[0]
     lengths = real.sum(axis=1).astype(np.int32)
     width = bucket(int(lengths.max()))
     tokens, mask = left_padded(prompts, real, width)
-    slots = bucket(width + limit)
-    filled = prefill(model, variables, tokens, mask, slots)
+    slots = bucket(width + call.limit)
+    filled = prefill(model, call.bundle.variables, tokens, mask, slots)
     seen = np.zeros((len(tokens), model.vocab_size if choice.penalty is not None else 0), bool)
     if choice.penalty is not None:
         for row, kept, ids in zip(seen, real, prompts, strict=True):
@@ -189,15 +224,15 @@ def _begin(fixed, variables, choice: Choice, seed: int, prompts, real, limit: in
         positions=jnp.asarray(lengths),
         finished=jnp.zeros(len(tokens), bool),
         seen=jnp.asarray(seen),
-        keys=_row_keys(seed, len(tokens)),
+        keys=_row_keys(call.settings.seed, call.first_row, len(tokens)),
         count=jnp.int32(0),
     )
     return first_token(fixed[1], fixed[2], filled.logits, state, choice)
 
 
-def _row_keys(seed: int, rows: int) -> jax.Array:
+def _row_keys(seed: int, first: int, rows: int) -> jax.Array:
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    return fold(jax.random.key(seed), jnp.arange(rows))
+    return fold(jax.random.key(seed), jnp.arange(first, first + rows))
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)

@@ -102,6 +102,7 @@ class GenerationOptions:
         stop_strings: texts that end a row with the token that completes one; they stay in it.
         num_return_sequences: rows a prompt, side by side.
         seed: of the draws; a row's draws depend on the seed and its index alone.
+        assumed_new_tokens: what an absent `max_new_tokens` stands for; no option of a call.
     """
 
     max_new_tokens: int | None = None
@@ -119,6 +120,7 @@ class GenerationOptions:
     stop_strings: tuple[str, ...] = ()
     num_return_sequences: int = 1
     seed: int = 0
+    assumed_new_tokens: int = DEFAULT_NEW_TOKENS
 
     def new_tokens(self, width: int, longest: int, limit: int | None) -> int:
         """Return how many ids to generate at most.
@@ -141,8 +143,8 @@ class GenerationOptions:
                     "counts too; raise it, or pass max_new_tokens"
                 )
         else:
-            room = DEFAULT_NEW_TOKENS if limit is None else limit - longest
-            wanted = max(min(DEFAULT_NEW_TOKENS, room), 1)
+            room = self.assumed_new_tokens if limit is None else limit - longest
+            wanted = max(min(self.assumed_new_tokens, room), 1)
         if limit is not None and longest + wanted > limit:
             raise InputRefused(
                 f"{longest} prompt tokens and {wanted} new ones make {longest + wanted}, the model "
@@ -157,7 +159,11 @@ class GenerationOptions:
         return max(self.min_length - width, 0)
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(GenerationOptions))
+FIELDS = tuple(
+    field.name
+    for field in dataclasses.fields(GenerationOptions)
+    if field.name != "assumed_new_tokens"
+)
 
 
 def generation_options(bundle: Bundle, given: Mapping[str, Any]) -> GenerationOptions:

@@ -1,7 +1,8 @@
-"""Stop strings: where in a row of new ids a text is first complete."""
+"""Where rows of new ids end: at an end id, or with the token that completes a stop string."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,76 +12,87 @@ from dew.typing import TextProcessor
 MARGIN_TOKENS = 8
 
 
-class StopStrings:
-    """Follows the rows of one `generate` call and ends those whose text holds a stop string.
+class Endings:
+    """Follows the rows of one `generate` call.
 
-    A row ends with the token that completes the string, as in transformers; a string that begins
-    in the prompt counts if a new token completes it. Text is read with special tokens in it.
+    Attributes:
+        ended: bool [N].
+        lengths: int [N], each row's own ids so far, its end included.
+        stops: the stop strings, or None.
+    """
+
+    def __init__(self, rows: int, ends: Sequence[int], pad: int, stops: StopStrings | None):
+        self._ends = np.asarray(ends, np.int32)
+        self._pad = pad
+        self.stops = stops
+        self.ended = np.zeros(rows, bool)
+        self.lengths = np.zeros(rows, int)
+
+    def cut(self, ids: np.ndarray) -> np.ndarray:
+        """Return the newest ids [N, C] with padding after each row's end.
+
+        They are narrower than C only where every row has ended before the last column.
+        """
+        ids = ids.copy()
+        before = self.lengths.copy()
+        for row in np.flatnonzero(~self.ended):
+            own = self._own(int(row), ids[row])
+            ids[row, own:] = self._pad
+            self.lengths[row] += own
+        return ids[:, : (self.lengths - before).max()] if self.ended.all() else ids
+
+    def _own(self, row: int, new: np.ndarray) -> int:
+        """Return how many of a row's new ids belong to it."""
+        hits = np.flatnonzero(np.isin(new, self._ends))
+        own = int(hits[0]) + 1 if hits.size else None
+        if self.stops is not None:
+            stopped = self.stops.completed(row, new[:own].tolist())
+            own = own if stopped is None else stopped
+        self.ended[row] = own is not None
+        return len(new) if own is None else own
+
+
+class StopStrings:
+    """Texts that end a row with the token that completes one, as in transformers.
+
+    A string that begins in the prompt counts if a new token completes it. Text is read with its
+    special tokens in it.
     """
 
     def __init__(
-        self,
-        processor: TextProcessor,
-        strings: Sequence[str],
-        prompts: Sequence[Sequence[int]],
-        *,
-        ends: Sequence[int],
-        pad: int,
+        self, processor: TextProcessor, strings: Sequence[str], prompts: Sequence[Sequence[int]]
     ):
         self._processor = processor
         self._strings = tuple(strings)
         # A token may be as short as one byte, so this many ids surely hold the longest string.
         self._window = max(len(text.encode()) for text in strings) + MARGIN_TOKENS
         self._tails = [list(row[-self._window :]) for row in prompts]
-        self._ends = list(ends)
-        self._pad = pad
-        self.ended = np.zeros(len(prompts), bool)
 
-    def cut(self, ids: np.ndarray) -> np.ndarray:
-        """Return the newest ids, with padding after each row's end.
-
-        Args:
-            ids: int32 [N, C]; an end id or a stop string ends its row, and `ended` notes it.
-
-        Returns:
-            int32 [N, C'], narrower than C only where every row has ended.
-        """
-        ids = ids.copy()
-        lengths = [self._advance(row, ids[row].tolist()) for row in range(len(ids))]
-        for row, length in enumerate(lengths):
-            ids[row, length:] = self._pad
-        return ids[:, : max(lengths)] if self.ended.all() else ids
-
-    def _advance(self, row: int, new: list[int]) -> int:
-        """Return how many of a row's new ids belong to it."""
-        if self.ended[row]:
-            return 0
-        ending = next((at + 1 for at, token in enumerate(new) if token in self._ends), None)
-        length = self._completed(self._tails[row], new[:ending])
-        length = ending if length is None else length
-        self.ended[row] = length is not None
-        self._tails[row] = (self._tails[row] + new)[-self._window :]
-        return len(new) if length is None else length
-
-    def _completed(self, tail: list[int], new: list[int]) -> int | None:
-        """Return after how many new ids the text holds a stop string that ends in them."""
-        if not any(text in self._text(tail + new) for text in self._strings):
+    def completed(self, row: int, new: list[int]) -> int | None:
+        """Return after how many of a row's `new` ids a string is complete, or None; note them."""
+        tail = self._tails[row]
+        self._tails[row] = (tail + new)[-self._window :]
+        whole = self._text(tail + new)
+        if not any(text in whole for text in self._strings):
             return None
         before = self._text(tail)
-        for length in range(1, len(new) + 1):
-            text = self._text(tail + new[:length])
-            # What the prompt alone already held does not count: the match must end in new text.
-            known = _shared(before, text)
-            for stop in self._strings:
-                if text.find(stop, max(known - len(stop) + 1, 0)) >= 0:
-                    return length
-        return None
+        return next(
+            (
+                length
+                for length in range(1, len(new) + 1)
+                if self._ends_anew(before, self._text(tail + new[:length]))
+            ),
+            None,
+        )
+
+    def _ends_anew(self, before: str, text: str) -> bool:
+        """Return whether a string ends in what `text` adds to `before`."""
+        # A half character at the end of `before` turns into another one: it is not shared.
+        pairs = zip(before, text, strict=False)
+        shared = next(
+            (at for at, (a, b) in enumerate(pairs) if a != b), min(len(before), len(text))
+        )
+        return any(text.find(stop, max(shared - len(stop) + 1, 0)) >= 0 for stop in self._strings)
 
     def _text(self, ids: list[int]) -> str:
         return self._processor.decode(ids, skip_special_tokens=False)
-
-
-def _shared(before: str, text: str) -> int:
-    """Return how many leading characters the two texts share; a half character differs."""
-    pairs = zip(before, text, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(before), len(text)))
