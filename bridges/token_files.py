@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tokenize
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,18 @@ from dew.errors import InputRefused, UnknownName, shown
 
 SUFFIXES = (".bin", ".npy")
 DTYPES = ("uint16", "uint32", "int32")
+# NumPy reads the header of a .npy as a Python literal, and lets the parser's own errors out.
+DAMAGED = (
+    ValueError,
+    TypeError,
+    OSError,
+    EOFError,
+    SyntaxError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    tokenize.TokenError,
+)
 CHUNK = 1 << 22
 
 
@@ -64,7 +77,7 @@ def _npy(path: Path) -> np.ndarray:
     open_regular(path).close()
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError, OverflowError) as error:
+    except DAMAGED as error:
         raise InputRefused(
             f"{shown_path(path)}: cannot be read as an array: {shown(str(error))}. Expected a "
             ".npy file of integers."

@@ -503,3 +503,51 @@ def test_token_files_with_wrong_ids_length_or_content_are_refused(tmp_path):
     (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\1\0\xff")
     refused("cut.npy", "cut.npy")
     refused("absent.bin", "no such file")
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory) -> dict[str, bytes]:
+    """One good file of each kind, by its suffix."""
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    folder = tmp_path_factory.mktemp("healthy")
+    parquet.write_table(arrow.table({"text": TEXTS * 20}), folder / "a.parquet")
+    np.save(folder / "a.npy", np.arange(50, dtype=np.int32))
+    files = {path.suffix: path.read_bytes() for path in folder.iterdir()}
+    rows = [{"text": text, "other": [1, None]} for text in TEXTS]
+    files[".jsonl"] = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    files[".json"] = json.dumps(rows).encode()
+    return files
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npy", ".jsonl", ".json"])
+@pytest.mark.filterwarnings("ignore:Reading `.npy`")
+def test_a_damaged_file_is_read_or_refused_and_nothing_else(
+    tmp_path_factory, healthy, processor, suffix
+):
+    folder = tmp_path_factory.mktemp("damaged")
+
+    @given(st.data())
+    @settings(deadline=None, max_examples=150)
+    def check(data):
+        content = bytearray(healthy[suffix])
+        for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=4)):
+            content[place] = data.draw(st.integers(0, 255))
+        keep = data.draw(st.integers(0, len(content)) | st.just(len(content)))
+        (folder / f"a{suffix}").write_bytes(content[:keep])
+        message = refusal_of(folder / f"a{suffix}", processor)
+        assert len(message.splitlines()) <= 20
+        assert len(message) <= 4096
+        assert all(line.isprintable() for line in message.splitlines())
+
+    check()
+
+
+def refusal_of(path: Path, processor: SmallProcessor) -> str:
+    """The message that a dataset of the file is refused with; nothing if it is read."""
+    try:
+        bridges.dataset(path, processor, seq_len=8, batch=2, token_dtype="int32")
+    except InputRefused as refusal:
+        return str(refusal)
+    return ""
