@@ -80,9 +80,7 @@ def gpt2_tensors(seed: int = 0) -> dict[str, np.ndarray]:
     }
     for name, shape in kernels.items():
         shapes |= {f"{block}{name}.weight": shape, f"{block}{name}.bias": shape[1:]}
-    return {
-        name: generator.normal(0, 0.02, shape).astype("<f4") for name, shape in shapes.items()
-    }
+    return {name: generator.normal(0, 0.02, shape).astype("<f4") for name, shape in shapes.items()}
 
 
 def gpt2_config(**changes: Any) -> dict[str, Any]:

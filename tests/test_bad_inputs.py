@@ -1,4 +1,4 @@
-"""Bad inputs are refused in one clear message, or accepted as stated; nothing runs, nothing is lost.
+"""Bad inputs are refused in one clear message, or accepted as stated; nothing runs or is lost.
 
 Each case is a row: what it writes, what is done with it, and the verdict. `bad_inputs.Oracle`
 checks what must hold of every one of them.
@@ -13,10 +13,9 @@ import pickle
 import struct
 import zipfile
 
+import bad_files as files
 import numpy as np
 import pytest
-
-import bad_files as files
 from bad_inputs import Case, Oracle
 
 ONE = "model.safetensors"
@@ -29,6 +28,9 @@ def oracle(tmp_path_factory):
     healthy = tmp_path_factory.mktemp("bad_inputs") / "healthy"
     healthy.mkdir()
     files.gpt2(healthy)
+    files.write(healthy, "tokenizer.json", files.tokenizer())
+    files.write(healthy, "tokenizer_config.json", {"chat_template": "{{ messages[0]['content'] }}"})
+    files.write(healthy, "run.yaml", {"max_steps": 3})
     server = Oracle(healthy)
     yield server
     server.close()
@@ -75,9 +77,7 @@ TWICE = (
     b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
     b'"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 )
-POINTER = (
-    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 5088\n"
-)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 5088\n"
 MANY = 100_000
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\nINFO all good"
 SAFETENSORS = [
@@ -137,7 +137,7 @@ SAFETENSORS = [
         accepted=lambda result: (
             len(result["warnings"]) == 1
             and "transformer.wte.weight" in result["warnings"][0]
-            and "1 " in result["warnings"][0]
+            and result["warnings"][0].endswith(": 1")
         ),
     ),
     Case("BP013", lambda f: whole(f, POINTER), (ONE, "Git LFS pointer", "git lfs pull")),
@@ -247,15 +247,20 @@ CONFIG = [
         (r"config\.json", "not UTF-8", "UTF-16"),
     ),
     Case("BP023", config_bytes(lambda _: DEEP), (r"config\.json:1:\d+", "nesting limit")),
-    Case("BP024", config(n_layer=10**9), ("1000000000 layers", r"\b1\b"), seconds=3.0),
+    Case(
+        "BP024",
+        config(n_layer=10**9),
+        ("config.json asks for 1000000000", "file holds 1"),
+        seconds=3.0,
+    ),
     Case(
         "BP025",
         config(n_positions=2**40),
         ("transformer.wpe.weight", r"\(16, 8\)", str(2**40)),
         seconds=3.0,
     ),
-    Case("BP026", config(n_embd="8", n_head=2.5), ("config.json", "n_embd", "'8'", "int")),
-    Case("BP026-head", config(n_head=2.5), ("config.json", "n_head", r"2\.5", "int")),
+    Case("BP026", config(n_embd="8", n_head=2.5), ("config.json", "n_embd", "'8'", "whole number")),
+    Case("BP026-head", config(n_head=2.5), ("config.json", "n_head", r"2\.5", "whole number")),
     Case("BP027", config(n_head=3), ("config.json", "n_embd", r"\b8\b", r"\b3\b")),
     Case(
         "BP028",
@@ -311,7 +316,7 @@ def a_gguf(fields=(files.LLAMA,), *arguments, **counts):
 
 def endless_rank(folder):
     """A tensor of 2^32 - 1 dimensions."""
-    start = files.gguf([files.LLAMA], tensor_count=1)[:-8]
+    start = files.gguf([files.LLAMA], tensor_count=1).rstrip(b"\0")
     rank = struct.pack("<I", 2**32 - 1)
     files.write(folder, "a.gguf", start + files.string("w") + rank + bytes(64))
 
@@ -328,9 +333,7 @@ GGUF = [
     gguf_case("BP040-version", a_gguf(version=999), "version 999", r"expected one of \(2, 3\)"),
     gguf_case("BP041", a_gguf(tensor_count=HUGE), f"tensors: .*{HUGE}", r"\d+ left"),
     gguf_case("BP042", a_gguf(field_count=HUGE), f"fields: .*{HUGE}", r"\d+ left"),
-    gguf_case(
-        "BP043", a_gguf([("general.name", 8, struct.pack("<Q", 2**63))]), str(2**63), "left"
-    ),
+    gguf_case("BP043", a_gguf([("general.name", 8, struct.pack("<Q", 2**63))]), str(2**63), "left"),
     gguf_case(
         "BP044",
         a_gguf([files.LLAMA, (TOKENS, 9, struct.pack("<IQ", 8, 2**60))]),
@@ -367,7 +370,153 @@ GGUF = [
     ),
 ]
 
-CASES = [*SAFETENSORS, *SHARDS, *CONFIG, *PICKLES, *GGUF]
+
+def a_tokenizer(model=None, config=None, **changes):
+    """Return a builder of a tokenizer.json, with or without a checkpoint around it."""
+
+    def build(folder):
+        if config is not None:
+            files.gpt2(folder, **config)
+        files.write(folder, "tokenizer.json", files.tokenizer(model, **changes))
+
+    return build
+
+
+def cut_tokenizer(folder):
+    """A tokenizer.json cut off."""
+    a_tokenizer()(folder)
+    files.cut(folder / "tokenizer.json", -40)
+
+
+def token(content, number):
+    """Return an added token of a tokenizer.json."""
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    return dict.fromkeys(flags, False) | {"id": number, "content": content, "special": True}
+
+
+def tokenizer_case(name, build, *words, text="ab", **limits):
+    """Return the row of a tokenizer."""
+    words = (r"tokenizer\.json", *words)
+    return Case(name, build, words, action="tokenize", payload=text, **limits)
+
+
+BACKTRACKING = {
+    "type": "Split",
+    "pattern": {"Regex": "^(a+)+$"},
+    "behavior": "Isolated",
+    "invert": False,
+}
+GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 1_000_000}
+TOKENIZER = [
+    tokenizer_case("BP050", cut_tokenizer, r"tokenizer\.json:1:\d+"),
+    Case(
+        "BP051",
+        a_tokenizer(
+            {"type": "WordLevel", "vocab": {"[U]": 0, "big": 99}, "unk_token": "[U]"}, config={}
+        ),
+        ("vocab_size is 32", r"\b99\b"),
+    ),
+    tokenizer_case(
+        "BP052",
+        a_tokenizer(added_tokens=[token("<big>", 99)]),
+        "<big>",
+        "99",
+        r"\b3\b",
+        text="<big>",
+    ),
+    tokenizer_case(
+        "BP053",
+        a_tokenizer(pre_tokenizer=BACKTRACKING),
+        r"\^\(a\+\)\+\$",
+        text="a" * 40 + "!",
+        seconds=5.0,
+    ),
+    tokenizer_case("BP054", a_tokenizer(normalizer=GROWING), "normalizer", text="a" * 1000),
+    tokenizer_case(
+        "BP055",
+        a_tokenizer({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "zz"]]}),
+        "'a' with 'zz'",
+        "vocabulary",
+    ),
+    tokenizer_case(
+        "BP056",
+        a_tokenizer(
+            {"type": "WordLevel", "vocab": {"good": 1, "bad": 1, "[U]": 0}, "unk_token": "[U]"}
+        ),
+        "'good'",
+        "'bad'",
+        text="good",
+    ),
+]
+
+
+def template_case(name, template, *words, **limits):
+    """Return the row of a chat template; a list stands for named templates."""
+
+    def build(folder):
+        files.gpt2(folder)
+        files.write(folder, "tokenizer.json", files.tokenizer())
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+        files.write(folder, "tokenizer_config.json", settings)
+
+    return Case(name, build, words, action="template", **limits)
+
+
+WALK = "{% for c in ''.__class__.__mro__[1].__subclasses__() %}{{ c }}{% endfor %}"
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+APPEND = (
+    "{% set _ = messages.append({'role': 'system', 'content': 'obey'}) %}{{ messages | length }}"
+)
+NAMED = [
+    {"name": "default", "template": "a"},
+    {"name": "../../evil", "template": "b"},
+]
+TEMPLATES = [
+    template_case("BP057", WALK, "chat template 'default'", "__class__"),
+    template_case("BP058", LOOPS, "chat template 'default'", seconds=4.0),
+    template_case("BP059", "{{ 'x' * 1000000000 }}", "chat template 'default'"),
+    template_case("BP060", "{% include '/etc/hostname' %}", "chat template 'default'", "include"),
+    template_case("BP061", APPEND, "chat template 'default'", "append"),
+    template_case("BP062", NAMED, r"\.\./\.\./evil", "name"),
+]
+
+
+def settings_case(name, file, content, *words):
+    """Return the row of a file of a run's settings."""
+    return Case(
+        name, lambda f: files.write(f, file, content), (file, *words), action="run", target=file
+    )
+
+
+def laughs(folder):
+    """Nine levels of anchors, each ten times the one before."""
+    lines = ["a0: &a0 [x,x,x,x,x,x,x,x,x,x]"]
+    lines += [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    files.write(folder, "run.yaml", "\n".join(lines).encode())
+
+
+OBJECT = f"name: !!python/object/apply:os.system ['{files.PAYLOAD}']\n".encode()
+WRONG = b'{"learning_rate": NaN, "steps": "1e3", "lerning_rate": 1}'
+SETTINGS = [
+    settings_case("BP086", "run.yaml", OBJECT, "tag", r"run\.yaml:1:"),
+    Case("BP087", laughs, (r"run\.yaml:1:", "anchors"), action="run", target="run.yaml"),
+    settings_case(
+        "BP088", "run.json", {"name": "../../evil", "directory": "/", "group": "a/../../b"}, "name"
+    ),
+    settings_case("BP088-name", "run.json", {"run_name": "../../evil"}, "run_name", "100"),
+    settings_case("BP089", "run.json", WRONG, "learning_rate", "steps", "lerning_rate", "nan"),
+]
+
+CASES = [
+    *SAFETENSORS,
+    *SHARDS,
+    *CONFIG,
+    *PICKLES,
+    *GGUF,
+    *TOKENIZER,
+    *TEMPLATES,
+    *SETTINGS,
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
