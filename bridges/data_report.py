@@ -77,7 +77,7 @@ class DataReport:
             f"end tokens    last label of {self.end_share:.1%} of the rows",
             f"validation    {validation}",
             f"fingerprint   {self.fingerprint[:16]}",
-            f"first row     {_shortened(self.example_text)}",
+            f"first row     ([[not trained on]]) {_shortened(self.example_text)}",
         ]
         if self.ignored:
             names = ", ".join(_visible(name) for name in self.ignored[:IGNORED_SHOWN])
