@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -115,9 +115,13 @@ def attend(
     Returns:
         [B, L, H, K].
     """
-    impl = _implementation(impl, query)
     return jax.nn.dot_product_attention(
-        query, key, value, mask=mask, is_causal=mask is None, implementation=impl
+        query,
+        key,
+        value,
+        mask=mask,
+        is_causal=mask is None,
+        implementation=_implementation(impl, query),
     )
 
 
@@ -128,9 +132,10 @@ def causal_mask(mask: jax.Array | None, segments: jax.Array | None) -> jax.Array
         mask: [B, L], nonzero where a token is real, or None.
         segments: int32 [B, L], the document of each token and 0 for padding, or None.
     """
-    if mask is None and segments is None:
+    given = mask if mask is not None else segments
+    if given is None:
         return None
-    length = (mask if mask is not None else segments).shape[1]
+    length = given.shape[1]
     allowed = jnp.tril(jnp.ones((length, length), bool))[None]
     if mask is not None:
         allowed = allowed & (mask != 0)[:, None, :]
@@ -139,13 +144,13 @@ def causal_mask(mask: jax.Array | None, segments: jax.Array | None) -> jax.Array
     return allowed[:, None]
 
 
-def _implementation(impl: str, query: jax.Array) -> str:
+def _implementation(impl: str, query: jax.Array) -> Literal["xla", "cudnn"]:
     if impl not in ATTENTION_IMPLS:
         raise InputRefused(
             f"attention_impl {impl!a:.200} is not known; choose one of {', '.join(ATTENTION_IMPLS)}"
         )
     if impl != "auto":
-        return impl
+        return cast(Literal["xla", "cudnn"], impl)
     half = query.dtype in (jnp.float16, jnp.bfloat16)
     fits = query.shape[-1] % 8 == 0 and query.shape[-1] <= CUDNN_HEAD_FEATURES
     return "cudnn" if jax.default_backend() == "gpu" and half and fits else "xla"

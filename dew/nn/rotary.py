@@ -75,8 +75,8 @@ def angles(
 
     Source: Su et al. 2021, arXiv:2104.09864. The scaling kinds follow transformers 5.24's
     definitions (linear and NTK interpolation; YaRN, arXiv:2309.00071; LongRoPE,
-    arXiv:2402.13753; Llama 3.1) and are held to its frequencies bit for bit where they are
-    constants.
+    arXiv:2402.13753; Llama 3.1). Constant frequencies are held to one unit in the last place
+    of its own, and to the bit for theta 10000 and 500000 at common head widths.
     """
     if rope.kind == "dynamic":
         frequency = _dynamic(rope, positions, features, max_seq_len)
@@ -100,7 +100,7 @@ def frequencies(rope: Rope, features: int, max_seq_len: int) -> np.ndarray:
     """Return the float32 [K/2] frequencies of the kinds whose frequencies are constants."""
     plain = _inverse(rope.theta, features)
     if rope.kind == "linear":
-        return plain / np.float32(rope.factor)
+        return plain / np.float32(rope.factor or 1.0)
     if rope.kind == "yarn":
         return _yarn(rope, features, max_seq_len)
     if rope.kind == "llama3":
@@ -128,7 +128,7 @@ def _exponents(features: int) -> np.ndarray:
 
 
 def _wavelengths(theta: float, features: int) -> np.ndarray:
-    # Rounded once from float64: torch's float32 power is the nearest float32 for these inputs.
+    # Rounded once from float64; torch's float32 power is within one unit in the last place of it.
     return (np.float64(theta) ** _exponents(features).astype(np.float64)).astype(np.float32)
 
 
@@ -165,10 +165,12 @@ def _yarn(rope: Rope, features: int, max_seq_len: int) -> np.ndarray:
 def _llama3(rope: Rope, plain: np.ndarray, max_seq_len: int) -> np.ndarray:
     original = rope.original_max_position_embeddings or max_seq_len
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    factor = np.float32(rope.factor)
-    waves = np.float32(2 * math.pi) / plain
+    factor = np.float32(rope.factor or 1.0)
+    # torch divides a number by a tensor as number * (1 / tensor); the last bit depends on it.
+    waves = np.float32(2 * math.pi) * (np.float32(1.0) / plain)
     scaled = np.where(waves > np.float32(original / low), plain / factor, plain)
-    smooth = (np.float32(original) / waves - np.float32(low)) / np.float32(high - low)
+    turns = np.float32(original) * (np.float32(1.0) / waves)
+    smooth = (turns - np.float32(low)) / np.float32(high - low)
     smoothed = (np.float32(1.0) - smooth) * scaled / factor + smooth * scaled
     between = ~(waves < np.float32(original / high)) & ~(waves > np.float32(original / low))
     return np.where(between, smoothed, scaled).astype(np.float32)
@@ -176,7 +178,8 @@ def _llama3(rope: Rope, plain: np.ndarray, max_seq_len: int) -> np.ndarray:
 
 def _dynamic(rope: Rope, positions: jax.Array, features: int, max_seq_len: int) -> jax.Array:
     length = jnp.maximum(jnp.max(positions) + 1, max_seq_len).astype(jnp.float32)
-    grown = rope.factor * length / max_seq_len - (rope.factor - 1)
+    factor = rope.factor or 1.0
+    grown = factor * length / max_seq_len - (factor - 1)
     base = rope.theta * grown ** (features / (features - 2))
     stretched = 1.0 / base ** jnp.asarray(_exponents(features))
     within = jnp.max(positions) + 1 <= max_seq_len

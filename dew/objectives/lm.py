@@ -71,7 +71,7 @@ class LMObjective(Objective):
         flat = weights.reshape(-1)
         chunk = min(self.chunk, rows.shape[0])
         total = total_loss(rows, table, targets.reshape(-1), flat, chunk)
-        return Ratio(total, jnp.sum(flat))
+        return Ratio(jnp.asarray(total), jnp.sum(flat))
 
     def evaluate(
         self, variables: Variables, batch: Mapping[str, jax.Array], step: Step
@@ -93,12 +93,13 @@ class LMObjective(Objective):
         self, variables: Variables, batch: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         segments = batch.get("segments")
-        hidden, table = self.model.apply(
+        out: Any = self.model.apply(
             self.applied(variables),
             batch["text"][:, :-1],
             segments=None if segments is None else segments[:, :-1],
             method="hidden_and_table",
         )
+        hidden, table = out
         return hidden, table.astype(hidden.dtype)
 
 

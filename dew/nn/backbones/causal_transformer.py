@@ -86,7 +86,7 @@ class CausalTransformer(nn.Module):
             block,
             variable_axes={"params": 0, "lora": 0},
             split_rngs={"params": True},
-            in_axes=(nn.broadcast, nn.broadcast),
+            in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]
             length=self.num_layers,
         )(self.block_spec)
         self.final_norm = NORMS[self.norm](self.norm_epsilon, self.param_dtype)
