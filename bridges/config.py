@@ -98,11 +98,14 @@ class Keys:
         raise InputRefused(f"{self.where}: {self._prefix}{key} is {value}: {why}")
 
     def unread(self, harmless: Collection[str] = ()) -> list[str]:
-        """Return the keys, those of sections too, that nobody read and `harmless` does not list."""
+        """Return the keys, those of sections too, that nobody read and `harmless` does not list.
+
+        A key that is null asks for nothing and counts as absent.
+        """
         left = [
             f"{self._prefix}{key}"
             for key in self.values
-            if key not in self._read and key not in harmless
+            if key in self and key not in self._read and key not in harmless
         ]
         return left + [key for section in self._sections for key in section.unread(harmless)]
 
