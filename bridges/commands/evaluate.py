@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from bridges.finetune.settings import EVAL_BATCH, EVAL_DATA, EVAL_MODEL
+from bridges.finetune.settings import DATA, EVAL_BATCH, EVAL_MODEL
 from dew.cli.command import Command, Option, Settings
 
 COMMAND = Command(
@@ -12,8 +13,9 @@ COMMAND = Command(
     "measure a model's perplexity on text",
     (
         *EVAL_MODEL,
-        *EVAL_DATA,
+        *DATA,
         EVAL_BATCH,
+        Option("seed", "integer", 42, "chooses what eval_split holds out", low=0, section="data"),
         Option("output_dir", "text", None, "where eval_results.json goes", ("output",)),
         Option("use_cpu", "switch", False, "leave accelerators alone"),
     ),
@@ -22,7 +24,11 @@ COMMAND = Command(
 
 
 def run(settings: Settings) -> int:
-    """Print the table, write eval_results.json where asked, and return 0."""
+    """Print the table, write eval_results.json where asked, and return 0.
+
+    With a run's config.yaml the model is that run's result and the text what the run held out,
+    unless flags name others.
+    """
     from pathlib import Path
 
     import bridges
@@ -30,40 +36,52 @@ def run(settings: Settings) -> int:
     from bridges.finetune.data import row_length
     from bridges.finetune.scores import scored
     from bridges.run_folder import write_json
+    from dew.cli.generate import model_of
     from dew.data import finite_batches
     from dew.objectives.lm import LMObjective
 
     choose_backend(settings["use_cpu"])
-    bundle = bridges.load(
-        settings["model_name_or_path"], revision=settings["model_revision"], dtype=settings["dtype"]
-    )
+    source, batch = model_of(settings), settings["per_device_eval_batch_size"]
+    bundle = bridges.load(source, revision=settings["model_revision"], dtype=settings["dtype"])
     seq_len = row_length(settings, bundle.model)
-    batch = settings["per_device_eval_batch_size"]
-    data = bridges.dataset(
-        settings["dataset_name"],
-        bundle.processor,
-        seq_len=seq_len,
-        batch=batch,
-        text_field=settings["dataset_text_field"],
-        pack=settings["packing"],
-        max_positions=bundle.model.position_limit,
-        vocab_size=bundle.model.vocab_size,
-    )
+    text, rows = held_out_rows(settings, bundle, seq_len=seq_len)
     objective = LMObjective(bundle.model, seq_len)
-    results = scored(objective, bundle.variables, finite_batches(data.rows, batch=batch))
-    results["eval_tokens"] = data.report.targets
-    print(_table(settings, results))
-    if settings["output_dir"]:
+    results = scored(objective, bundle.variables, finite_batches(rows, batch=batch))
+    print(_table(f"{source} on {text}", {"rows": len(rows), **results}))
+    if settings.origins["output_dir"] == "flag":
         folder = Path(settings["output_dir"])
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "eval_results.json", results)
     return 0
 
 
-def _table(settings: Settings, results: dict[str, Any]) -> str:
-    lines = [f"{settings['model_name_or_path']} on {settings['dataset_name']}"]
-    lines += [
-        f"  {name:<24} {value:,.6g}" if isinstance(value, float) else f"  {name:<24} {value:,}"
+def held_out_rows(settings: Settings, bundle: Any, *, seq_len: int) -> tuple[str, Any]:
+    """Return what is evaluated on, for the table, and its rows."""
+    import bridges
+
+    text, split = settings["dataset_name"], None
+    if settings.origins["dataset_name"] != "flag":
+        text = settings["eval_data"] or text
+        split = None if settings["eval_data"] else settings["eval_split"] or None
+    data = bridges.dataset(
+        text,
+        bundle.processor,
+        seq_len=seq_len,
+        batch=1,
+        text_field=settings["dataset_text_field"],
+        pack=settings["packing"],
+        split=split,
+        seed=settings["seed"],
+        max_positions=bundle.model.position_limit,
+        vocab_size=bundle.model.vocab_size,
+    )
+    return (text, data.rows) if split is None else (f"{split} of {text}", data.eval_rows)
+
+
+def _table(heading: str, results: Mapping[str, Any]) -> str:
+    cells = {
+        name: f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
         for name, value in results.items()
-    ]
-    return "\n".join(lines)
+    }
+    width = max(map(len, cells))
+    return "\n".join([heading, *(f"  {name:<{width}}  {cell}" for name, cell in cells.items())])

@@ -142,7 +142,6 @@ OPTIMIZER = (
 
 EVAL_BATCH = next(option for option in TRAINING if option.name == "per_device_eval_batch_size")
 EVAL_MODEL = tuple(option for option in MODEL if option.name != "activation_checkpointing")
-EVAL_DATA = tuple(option for option in DATA if not option.name.startswith("eval_"))
 
 _LORA = {"use_peft": True}
 ADAPTER = (
