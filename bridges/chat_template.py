@@ -148,7 +148,7 @@ class ChatTemplates:
         """Return what a failing template says on one line."""
         line = getattr(error, "lineno", None)
         kind = "" if isinstance(error, InputRefused) else f"{type(error).__name__}: "
-        what = shown(" ".join(str(error).split()), 500)[1:-1] or "it failed"
+        what = shown(" ".join(str(error).split()), 500)[1:-1].rstrip(".") or "it failed"
         return InputRefused(
             f"{self.where}: the chat template {shown(name)}{f' line {line}' if line else ''}: "
             f"{kind}{what}. Check the messages against the template, or use another one."

@@ -13,15 +13,17 @@ from typing import Any
 
 from dew.errors import InputRefused
 
-SECONDS = 2.0
+SECONDS = 1.0
 OUTPUT_CHARACTERS = 1 << 20
 MADE_BYTES = 128 << 20
 NODE_BYTES = 64
-STEPS_A_LOOK = 64
+STEPS_A_LOOK = 16
+LARGE = 1 << 12
 DEPTH = 64
 WIDTH = 10_000
 INTEGER_BITS = 1 << 12
 WIDE = re.compile(r"\d{5,}|\*|\{[^{}]*\{")
+WIDE_FIELD = re.compile(r"\d{3,4}")
 
 
 class Budget:
@@ -45,10 +47,8 @@ class Budget:
     def step(self) -> None:
         """Count one round of a loop, call or operation."""
         self._steps += 1
-        if self._steps % STEPS_A_LOOK == 0 and time.thread_time() > self._deadline:
-            raise InputRefused(
-                f"it took more than {SECONDS:g} s of processor time. Expected a few milliseconds"
-            )
+        if self._steps % STEPS_A_LOOK == 0:
+            self._look()
 
     def write(self, text: str) -> None:
         """Count what the template puts out."""
@@ -67,6 +67,8 @@ class Budget:
         if isinstance(value, str):
             self.length(len(value))
             self._spend(value.__sizeof__())
+            if len(value) > LARGE:  # whatever made it may have taken its time
+                self._look()
         elif isinstance(value, list | tuple | Mapping | set | frozenset):
             self._spend(self._size(value, 0))
         elif type(value) is int and value.bit_length() > INTEGER_BITS:
@@ -125,6 +127,14 @@ class Budget:
             if isinstance(value, int) and abs(value) > WIDTH:
                 raise InputRefused(f"it asks for a width of {value}; at most {WIDTH} is allowed")
 
+    def _look(self) -> None:
+        """Refuse to go on once the time is over."""
+        if time.thread_time() > self._deadline:
+            raise InputRefused(
+                f"it took more than {SECONDS:g} s of processor time, where a few milliseconds are "
+                "usual"
+            )
+
     def _size(self, value: Any, depth: int, *, record: bool = False) -> int:
         """Return about how many bytes a value takes when written out, shared parts repeated."""
         if isinstance(value, str):
@@ -156,6 +166,3 @@ class Budget:
         raise InputRefused(
             f"it makes a text of {characters} characters; at most {self.output_limit} are allowed"
         )
-
-
-WIDE_FIELD = re.compile(r"\d{3,4}")

@@ -19,53 +19,15 @@ from jinja2.visitor import NodeTransformer
 from bridges.template_budget import Budget
 from dew.errors import InputRefused
 
-FILTERS = [
-    "abs",
-    "attr",
-    "batch",
-    "bool",
-    "capitalize",
-    "count",
-    "d",
-    "default",
-    "dictsort",
-    "e",
-    "escape",
-    "first",
-    "float",
-    "forceescape",
-    "groupby",
-    "indent",
-    "int",
-    "items",
-    "join",
-    "last",
-    "length",
-    "list",
-    "lower",
-    "map",
-    "max",
-    "min",
-    "reject",
-    "rejectattr",
-    "replace",
-    "reverse",
-    "round",
-    "safe",
-    "select",
-    "selectattr",
-    "slice",
-    "sort",
-    "string",
-    "sum",
-    "title",
-    "trim",
-    "truncate",
-    "unique",
-    "upper",
-    "wordcount",
-]
-WIDTHS = ("center", "ljust", "rjust", "zfill", "expandtabs", "to_bytes")
+FILTERS = (
+    "abs attr batch capitalize center count d default dictsort e escape first float forceescape "
+    "format groupby indent int items join last length list lower map max min reject rejectattr "
+    "replace reverse round safe select selectattr slice sort string sum title trim truncate "
+    "unique upper wordcount"
+)
+TEXTS = ("capitalize", "center", "lower", "safe", "string", "title", "trim", "upper")
+WIDTHS = ("center", "ljust", "rjust", "zfill", "expandtabs")
+WIDEST_DATE = 32
 REFUSED = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 TICK, MADE, TEXT = "_dew_tick", "_dew_made", "_dew_text"
 
@@ -92,8 +54,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             "strftime_now": self._strftime_now,
             **{name: self.globals[name] for name in ("cycler", "joiner")},
         }
-        filters = {name: self.filters[name] for name in FILTERS if name in self.filters}
+        filters = {name: self.filters[name] for name in FILTERS.split()}
         self.filters = {name: self._counted(name, found) for name, found in filters.items()}
+        self.tests = {name: self._stepped(found) for name, found in self.tests.items()}
         self.filters["tojson"] = self._tojson
         self.filters["join"] = self._join
         self.filters[TICK] = self._tick
@@ -137,6 +100,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             raise InputRefused(f"line {node.lineno}: {{% {tag} %}} reads another file")
         return _Counting().visit(tree)
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Keep templates from bytes, whose methods nothing here bounds."""
+        as_bytes = isinstance(obj, bytes) or attr in ("encode", "to_bytes")
+        return not as_bytes and super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute an operation once its result is sure to be small enough."""
         self.budget.operation(operator, left, right)
@@ -149,8 +117,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(callee, "__self__", None), getattr(callee, "__name__", "")
         if isinstance(owner, str):
             self._check_method(owner, name, args, kwargs)
-        elif name == "to_bytes":
-            raise InputRefused("it makes bytes of a number")
         return self.budget.made(super().call(__context, callee, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -192,14 +158,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         def counted(*args: Any, **kwargs: Any) -> Any:
             # Some filters take the environment or a context before the value.
             value, *rest = args[1:] if takes_context else args
-            if name in ("batch", "slice", "truncate", "round"):
+            if name in ("batch", "slice", "truncate", "round", "center"):
                 self.budget.width(*rest, *kwargs.values())
+            if name in TEXTS:
+                self.budget.shown(value)
             elif name == "replace":
                 self._check_replace(value, [*rest, *kwargs.values()])
             elif name == "indent":
                 self._check_indent(value, [*rest, *kwargs.values()])
-            elif name in ("string", "trim", "upper", "lower", "capitalize", "title", "safe"):
-                self.budget.shown(value)
+            elif name == "format":
+                self.budget.formatted(self.budget.shown(value), [*rest, *kwargs.values()])
             elif name in ("e", "escape", "forceescape"):
                 self.budget.length(6 * len(self.budget.shown(value)))
             return self.budget.made(function(*args, **kwargs))
@@ -208,6 +176,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if takes_context:
             counted.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
         return counted
+
+    def _stepped(self, test: Callable[..., Any]) -> Callable[..., Any]:
+        """Return Jinja's test, counted: `select` runs one on every entry of a list."""
+
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            self.budget.step()
+            return test(*args, **kwargs)
+
+        if hasattr(test, "jinja_pass_arg"):
+            stepped.jinja_pass_arg = test.jinja_pass_arg  # type: ignore[attr-defined]
+        return stepped
 
     def _check_replace(self, value: Any, rest: list[Any]) -> None:
         old, new = (self.budget.shown(part) for part in (*rest, "", "")[:2])
@@ -249,21 +228,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return self.budget.joined(steps)
 
     def _strftime_now(self, pattern: str) -> str:
-        self.budget.formatted("", [pattern])
         self.budget.length(WIDEST_DATE * len(pattern))
         if any(character.isdigit() for character in pattern):
             raise InputRefused("its date format has a width; use plain fields such as %Y")
-        return datetime.now().astimezone().strftime(pattern)
-
-
-WIDEST_DATE = 32
+        return datetime.now().strftime(pattern)
 
 
 class _Counting(NodeTransformer):
     """Puts a count into every loop, every literal list and every joining of texts."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         if node.test is not None:
             node.test = nodes.And(_filter(nodes.Const(True), TICK, node.lineno), node.test)
             node.test.set_lineno(node.lineno)
@@ -272,7 +247,7 @@ class _Counting(NodeTransformer):
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         return _filter(nodes.List(node.nodes).set_lineno(node.lineno), TEXT, node.lineno)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
@@ -282,14 +257,14 @@ class _Counting(NodeTransformer):
         return _filter(self.generic_visit(node), MADE, node.lineno)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         return _filter(node, MADE, node.lineno) if node.ctx == "load" else node
 
 
 class _Generation(Extension):
     """`{% generation %}...{% endgeneration %}`: notes where the assistant's text stands."""
 
-    tags = frozenset(("generation",))
+    tags = {"generation"}  # noqa: RUF012, as Jinja declares it
 
     def parse(self, parser: Any) -> nodes.Node:
         """Turn the block into a call of `_note` with its body."""
@@ -308,10 +283,20 @@ class _Generation(Extension):
 class _SafeNamespace(Namespace):
     """Jinja's namespace without names that start with an underscore."""
 
+    def __init__(*args: Any, **kwargs: Any):  # `self` may be a name that a template gives
+        for name in dict(*args[1:], **kwargs):
+            _check_name(name)
+        Namespace.__init__(*args, **kwargs)
+
     def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a namespace may not have the attribute {name!r}")
+        _check_name(name)
         super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    """Refuse a namespace's attribute that Python's internals might have."""
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace may not have the attribute {name!r}")
 
 
 @pass_context  # with a context, so that Jinja does not compute constant output at compile time
@@ -327,4 +312,6 @@ def _raise_exception(message: Any) -> None:
 
 def _filter(node: nodes.Node, name: str, line: int) -> nodes.Filter:
     """Return `node | name`."""
-    return nodes.Filter(node, name, [], [], None, None).set_lineno(line)
+    counted = nodes.Filter(node, name, [], [], None, None)
+    counted.set_lineno(line)
+    return counted
