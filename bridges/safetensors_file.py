@@ -247,7 +247,7 @@ def _are_counts(values: Any) -> bool:
 def _tiling(entries: dict[str, Entry], size: int) -> list[str]:
     """Return where the byte ranges overlap, leave a hole, or do not end where the data ends."""
     problems, position, previous = [], 0, ""
-    ordered = sorted(entries.items(), key=lambda item: (item[1].start, item[1].end))
+    ordered = sorted(entries.items(), key=lambda item: item[1][2:])
     for name, entry in ordered:
         if entry.start < position:
             problems.append(
