@@ -1,0 +1,522 @@
+"""Loading: the config's meaning, names and ties, and logits against torch in float64."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from helpers import llama_config, llama_tensors, write_llama
+from safetensors.numpy import save_file
+
+import bridges
+from bridges.config import Keys
+from bridges.hub import checked_repository, resolve
+from bridges.loading import load, parameter_shapes, read_model
+from bridges.rope import read_rope, rope_entries
+from dew.errors import InputRefused, UnknownName, WeightMismatch
+from dew.nn.rotary import Rope
+
+IDS = np.array([[5, 7, 11, 13, 17, 19], [2, 3, 4, 9, 8, 1]])
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def write(folder: Path, tensors: dict, **changes) -> Path:
+    """Write a llama folder with the given tensors and without a tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(llama_config(**changes)))
+    save_file(tensors, str(folder / "model.safetensors"))
+    return folder
+
+
+def logits(bundle) -> np.ndarray:
+    return np.asarray(bundle(input_ids=IDS)["logits"])
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("tied"), tokenizer=False)
+
+
+# Against torch: our float32 error is at most twice torch's own, plus one ulp of scale.
+
+
+def hf_llama(**changes):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    return LlamaForCausalLM(LlamaConfig(**sizes | changes))
+
+
+def hf_gpt2(**changes):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return GPT2LMHeadModel(GPT2Config(**sizes | {"bos_token_id": 0, "eos_token_id": 0} | changes))
+
+
+TORCH_MODELS = {
+    "llama": lambda: hf_llama(),
+    "llama-tied-biased": lambda: hf_llama(
+        tie_word_embeddings=True, attention_bias=True, mlp_bias=True
+    ),
+    "llama-head-dim": lambda: hf_llama(head_dim=12, num_key_value_heads=1),
+    "llama-llama3": lambda: hf_llama(rope_parameters={**LLAMA3, "rope_theta": 500000.0}),
+    "llama-gelu": lambda: hf_llama(hidden_act="gelu", rms_norm_eps=1e-3),
+    "gpt2": lambda: hf_gpt2(),
+    "gpt2-untied-inner": lambda: hf_gpt2(tie_word_embeddings=False, n_inner=40),
+    "gpt2-gelu": lambda: hf_gpt2(activation_function="gelu", layer_norm_epsilon=1e-3),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", TORCH_MODELS)
+def test_logits_are_as_exact_as_torchs(name, tmp_path):
+    import torch
+
+    torch.manual_seed(0)
+    model = TORCH_MODELS[name]().eval()
+    for parameter in model.parameters():  # the initial weights hide epsilons and biases
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.tie_weights()
+    model.save_pretrained(tmp_path)
+    ours = logits(load(tmp_path))
+    with torch.no_grad():
+        single = model(torch.tensor(IDS)).logits.numpy()
+        truth = model.double()(torch.tensor(IDS)).logits.numpy()
+    ulp = np.spacing(np.float32(np.abs(truth).max()))
+    assert np.abs(ours - truth).max() <= 2 * np.abs(single - truth).max() + ulp
+
+
+@pytest.mark.torch
+def test_square_projections_of_gpt2_are_not_transposed(tmp_path):
+    # CASES P021: c_proj is square, so that no shape check could catch it.
+    import torch
+
+    torch.manual_seed(0)
+    model = hf_gpt2(n_embd=16, n_head=2).eval()
+    model.save_pretrained(tmp_path)
+    kernel = load(tmp_path).variables["params"]["layers"]["attention"]["out"]["kernel"]
+    theirs = model.transformer.h[1].attn.c_proj.weight.detach().numpy()
+    assert np.array_equal(np.asarray(kernel)[1].reshape(16, 16), theirs)
+
+
+# Names.
+
+
+def test_a_prefix_that_every_name_bears_is_dropped(tied, tmp_path):
+    # CASES P011: torch.compile's wrapper.
+    source = llama_tensors(llama_config())
+    folder = write(tmp_path / "a", {f"_orig_mod.{k}": v for k, v in source.items()})
+    assert np.array_equal(logits(load(folder)), logits(load(tied)))
+
+
+def test_a_prefix_that_only_some_names_bear_is_refused(tmp_path):
+    source = llama_tensors(llama_config())
+    first = next(iter(source))
+    folder = write(tmp_path / "a", {f"_orig_mod.{first}": source.pop(first)} | source)
+    with pytest.raises(WeightMismatch, match=r"left over   _orig_mod\.model\.embed_tokens"):
+        load(folder)
+
+
+def test_names_of_the_bare_model_are_read(tied, tmp_path):
+    # CASES P010 and P021: the base model's checkpoint lacks the prefix that a head's has.
+    source = llama_tensors(llama_config())
+    folder = write(tmp_path / "a", {k.removeprefix("model."): v for k, v in source.items()})
+    assert np.array_equal(logits(load(folder)), logits(load(tied)))
+
+
+def test_buffers_without_weights_are_skipped(tied, tmp_path):
+    source = llama_tensors(llama_config())
+    source["model.layers.1.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    assert np.array_equal(logits(load(write(tmp_path / "a", source))), logits(load(tied)))
+
+
+def test_nothing_is_initialised_when_names_do_not_match(tmp_path):
+    source = {f"encoder.{k}": v for k, v in llama_tensors(llama_config()).items()}
+    with pytest.raises(WeightMismatch, match=r"22 tensors|missing"):
+        load(write(tmp_path / "a", source))
+
+
+# Tied heads.
+
+
+def test_a_stored_copy_of_the_tied_head_is_one_leaf(tied, tmp_path):
+    source = llama_tensors(llama_config())
+    source["lm_head.weight"] = source["model.embed_tokens.weight"].copy()
+    bundle = load(write(tmp_path / "a", source))
+    assert "head" not in bundle.variables["params"]
+    assert bundle.stored.tied_copy
+    assert np.array_equal(logits(bundle), logits(load(tied)))
+
+
+@pytest.mark.torch
+def test_a_stored_head_that_differs_wins_over_tying(tmp_path):
+    # transformers 5 keeps both when both are stored with different values: the oracle.
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    source = llama_tensors(llama_config())
+    generator = np.random.default_rng(9)
+    shape = source["model.embed_tokens.weight"].shape
+    source["lm_head.weight"] = generator.normal(size=shape).astype(np.float32)
+    folder = write(tmp_path / "a", source)
+    with pytest.warns(UserWarning, match="differs from"):
+        ours = logits(load(folder))
+    model = AutoModelForCausalLM.from_pretrained(folder).double()
+    with torch.no_grad():
+        theirs = model(torch.tensor(IDS)).logits.numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tied_model_with_only_a_head_takes_it_for_both(tied, tmp_path):
+    source = llama_tensors(llama_config())
+    source["lm_head.weight"] = source.pop("model.embed_tokens.weight")
+    assert np.array_equal(logits(load(write(tmp_path / "a", source))), logits(load(tied)))
+
+
+def test_an_untied_model_without_a_head_is_refused(tmp_path):
+    source = llama_tensors(llama_config())
+    with pytest.raises(WeightMismatch, match=r"missing     lm_head\.weight"):
+        load(write(tmp_path / "a", source, tie_word_embeddings=False))
+
+
+# Vocabulary.
+
+
+def test_padded_vocabulary_rows_never_win(tmp_path):
+    # CASES P014: config.json is right, the tensor is padded to a multiple of 64.
+    source = llama_tensors(llama_config(vocab_size=384))
+    source["model.embed_tokens.weight"][320:] = 100.0
+    folder = write(tmp_path / "a", source, vocab_size=320)
+    with pytest.warns(UserWarning, match="padding"):
+        bundle = load(folder)
+    assert logits(bundle).shape[-1] == 320
+    plain = source | {"model.embed_tokens.weight": source["model.embed_tokens.weight"][:320]}
+    assert np.array_equal(logits(bundle), logits(load(write(tmp_path / "b", plain))))
+
+
+def test_a_vocabulary_of_another_size_is_refused(tmp_path):
+    source = llama_tensors(llama_config(vocab_size=310))
+    with pytest.raises(WeightMismatch, match=r"wanted \(300, 32\), found \(310, 32\)"):
+        load(write(tmp_path / "a", source, vocab_size=300))
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
+    # BAD-INPUTS BP051: a gather would clamp the id in silence.
+    with pytest.raises(InputRefused, match=r"vocab_size is 256.*ids up to 3"):
+        load(write_llama(tmp_path, vocab_size=256))
+
+
+# Dtypes.
+
+
+def test_parameters_are_float32_whatever_is_stored(tmp_path):
+    # CASES P003 and P018: per tensor, and storage apart from computation.
+    source = llama_tensors(llama_config())
+    for number, name in enumerate(source):
+        source[name] = source[name].astype((ml_dtypes.bfloat16, np.float16, np.float32)[number % 3])
+    folder = write(tmp_path / "a", source)
+    bundle = load(folder, dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(bundle.variables)} == {jnp.dtype("float32")}
+    assert bundle.model.dtype == "bfloat16"
+    narrow = load(folder, param_dtype=jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(narrow.variables)} == {jnp.dtype("bfloat16")}
+
+
+def test_an_integer_dtype_is_refused(tied):
+    with pytest.raises(InputRefused, match="param_dtype is 'int8'; expected one of float32"):
+        load(tied, param_dtype="int8")
+
+
+def test_a_weight_that_is_nan_is_named(tmp_path):
+    # BAD-INPUTS BP012.
+    source = llama_tensors(llama_config())
+    source["model.norm.weight"][3] = np.nan
+    with pytest.warns(UserWarning, match=r"model\.norm\.weight: 1"):
+        load(write(tmp_path / "a", source))
+
+
+# The config.
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "32"}, "hidden_size is '32': expected a whole number, found str"),
+        ({"num_attention_heads": 2.5}, "num_attention_heads is 2.5"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5': expected a number"),
+        ({"attention_bias": 1}, "attention_bias is 1: expected true or false, found int"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1: expected a whole number from 1"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"head_dim": None, "num_attention_heads": 3}, "not divisible by num_attention_heads 3"),
+        ({"num_key_value_heads": 3}, "does not divide num_attention_heads 4"),
+        ({"head_dim": 7}, "even head size, found 7"),
+        ({"hidden_act": "__import__('os')"}, "unknown activation"),
+        ({"hidden_act": "sillu"}, "did you mean 'silu'"),
+        ({"pretraining_tp": 2}, "pretraining_tp is 2: dew computes only 1"),
+        ({"rope_interleaved": True}, "rope_interleaved is True"),
+        ({"sliding_window": 16}, "sliding_window is 16"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_scaling": {"type": "mrope"}}, "the rope type is 'mrope'"),
+        ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
+        ({"rope_scaling": [1]}, "expected an object, found list"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "two spellings must agree"),
+        ({"max_position_embeddings": 2**60}, "max_position_embeddings is"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder is True"),
+    ],
+)
+def test_a_config_value_that_cannot_be_followed_is_refused(changes, message):
+    with pytest.raises(InputRefused) as refusal:
+        read_model(llama_config(**changes))
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"reorder_and_upcast_attn": True},
+        {"scale_attn_weights": False},
+        {"add_cross_attention": True},
+        {"n_head": 5},
+    ],
+)
+def test_gpt2_options_that_are_not_computed_are_refused(changes):
+    config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 32}
+    with pytest.raises(InputRefused, match=next(iter(changes)) + "|n_embd is 8: not divisible"):
+        read_model(config | changes)
+
+
+def test_an_unknown_model_type_names_the_nearest():
+    with pytest.raises(UnknownName, match="did you mean 'llama'"):
+        read_model(llama_config(model_type="lama"))
+
+
+@pytest.mark.parametrize("name", ["../../os", "os", "bridges.families.llama", "", 7, None])
+def test_a_model_type_is_never_imported(name):
+    # BAD-INPUTS BP030.
+    before = set(sys.modules)
+    with pytest.raises(InputRefused, match="model_type"):
+        read_model(llama_config(model_type=name))
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("model_type", ["evil", "llama"])
+def test_remote_code_is_refused(model_type):
+    # BAD-INPUTS BP029.
+    config = llama_config(model_type=model_type, auto_map={"AutoConfig": "evil.C"})
+    with pytest.raises(InputRefused, match="remote code, which dew never runs"):
+        read_model(config)
+
+
+def test_unknown_keys_are_one_warning_and_refused_under_strict():
+    config = llama_config(new_trick=True, other={"x": 1}, absent=None)
+    with pytest.warns(UserWarning, match="(?s)does not know.*new_trick.*other") as warned:
+        read_model(config)
+    assert len(warned) == 1
+    assert "absent" not in str(warned[0].message)
+    with pytest.raises(InputRefused, match="new_trick"):
+        read_model(config, strict=True)
+
+
+def test_keys_that_change_nothing_are_silent():
+    harmless = {"use_cache": False, "attention_dropout": 0.1, "initializer_range": 0.02}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_model(llama_config(**harmless, transformers_version="4.40.0"), strict=True)
+
+
+def test_head_size_is_the_configs_own():
+    # CASES P020 and P025: hidden 16, two heads of 12.
+    model = read_model(
+        llama_config(hidden_size=16, num_attention_heads=2, head_dim=12, num_key_value_heads=1)
+    )
+    shapes = parameter_shapes(model)["layers"]["attention"]
+    assert shapes["query"]["kernel"].shape == (2, 16, 2, 12)
+    assert shapes["out"]["kernel"].shape == (2, 2, 12, 16)
+    assert shapes["key"]["kernel"].shape == (2, 16, 1, 12)
+
+
+# Rope, in every spelling (CASES P036).
+
+FIELDS = {k: v for k, v in LLAMA3.items() if k != "rope_type"}
+SPELLINGS = {
+    "parameters": {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+    "parameters, theta outside": {"rope_parameters": LLAMA3, "rope_theta": 5e5},
+    "scaling by rope_type": {"rope_scaling": LLAMA3, "rope_theta": 500000},
+    "scaling by type": {"rope_scaling": {"type": "llama3", **FIELDS}, "rope_theta": 5e5},
+    "both types": {"rope_scaling": {"type": "llama3", **LLAMA3}, "rope_theta": 5e5},
+    "both objects": {
+        "rope_scaling": LLAMA3,
+        "rope_parameters": {**LLAMA3, "rope_theta": 5e5},
+        "rope_theta": 5e5,
+    },
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_of_rope_is_the_same(spelling):
+    wanted = Rope(
+        kind="llama3",
+        theta=5e5,
+        factor=32.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=16,
+    )
+    assert read_rope(Keys(SPELLINGS[spelling])) == wanted
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_exported_rope_reads_the_same_on_both_readers(spelling):
+    # CASES P111: a transformers 4 reader looks for rope_theta and rope_scaling alone.
+    entries = rope_entries(SPELLINGS[spelling])
+    wanted = read_rope(Keys(SPELLINGS[spelling]))
+    assert entries["rope_theta"] == 5e5
+    old = {name: entries[name] for name in ("rope_theta", "rope_scaling")}
+    assert read_rope(Keys(old)) == wanted
+    assert read_rope(Keys({"rope_parameters": entries["rope_parameters"]})) == wanted
+    assert read_rope(Keys(entries)) == wanted
+
+
+def test_plain_rope_is_written_without_scaling():
+    assert rope_entries({"rope_theta": 7.0}) == {
+        "rope_theta": 7.0,
+        "rope_scaling": None,
+        "rope_parameters": {"rope_theta": 7.0, "rope_type": "default"},
+    }
+
+
+# Sources.
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(InputRefused, match="no such file or folder"):
+        load(tmp_path / "absent")
+
+
+def test_a_folder_without_config_says_what_is_expected(tmp_path):
+    with pytest.raises(InputRefused, match=r"no config\.json"):
+        load(tmp_path)
+
+
+def test_a_folder_with_an_adapter_only_says_how_to_load_it(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputRefused, match="load_adapter"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc", "a/../../b", "a/b@../../main", "-rf", "a//b", "A" * 300, "a/b/c", "a b"]
+)
+def test_repository_ids_with_path_parts_are_refused(name, monkeypatch, tmp_path):
+    # BAD-INPUTS BP097: before any request or path is made.
+    def refuse(*args, **kwargs):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputRefused):
+        resolve(name)
+
+
+@pytest.mark.parametrize("revision", ["../main", "a..b", "-x", "", "a b", "x" * 300])
+def test_revisions_with_path_parts_are_refused(revision):
+    with pytest.raises(InputRefused, match="revision"):
+        checked_repository("owner/name", revision)
+
+
+def test_a_repository_that_is_not_cached_is_refused_offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputRefused, match="cache does not hold it"):
+        load("nobody/no-such-model-of-dew")
+
+
+# What loading costs.
+
+
+def test_importing_bridges_is_cheap():
+    code = "import sys, bridges; print([m for m in ('jax', 'flax', 'torch') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_loading_needs_no_torch(tied):
+    # CASES P019: a finder that refuses torch stands in for a machine without it.
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name.split('.')[0] in ('torch', 'transformers'):\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "import bridges\n"
+        f"out = bridges.load({str(tied)!r})(input_ids=[[1, 2, 3]])\n"
+        "print(out['logits'].shape)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ
+    )
+    assert result.stdout.strip() == "(1, 3, 320)", result.stderr
+
+
+def test_loading_takes_little_more_memory_than_the_parameters(tmp_path):
+    # CASES P016, in the large: 200 MB of bfloat16 become 400 MB of float32, and no more than
+    # 1.3 times that, the file's own pages included.
+    config = llama_config(
+        vocab_size=1024, hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, head_dim=256
+    )
+    source = {}
+    for name, small in llama_tensors(config | {"num_hidden_layers": 1}).items():
+        names = [name.replace("layers.0", f"layers.{n}") for n in range(6)]
+        for repeated in dict.fromkeys(names):
+            source[repeated] = small.astype(ml_dtypes.bfloat16)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(source, str(tmp_path / "model.safetensors"))
+    code = (
+        "import resource, jax, numpy as np, bridges\n"
+        "from bridges.loading import load, parameter_shapes, read_model\n"
+        "from bridges.json_file import read_json\n"
+        f"folder = {str(tmp_path)!r}\n"
+        "jax.device_put(np.zeros(8)).block_until_ready()\n"
+        "parameter_shapes(read_model(read_json(folder + '/config.json')))\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "before = peak()\n"
+        "params = load(folder).variables['params']\n"
+        "size = sum(x.nbytes for x in jax.tree.leaves(params))\n"
+        "print(size, (peak() - before) / size)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    size, ratio = result.stdout.split()
+    assert int(size) > 300e6, result.stderr
+    assert float(ratio) <= 1.3
+
+
+def test_the_public_name_is_the_function():
+    assert bridges.load is load
+    assert callable(bridges.export)
