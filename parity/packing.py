@@ -1,12 +1,19 @@
-"""Documents, packed into rows for dew and one to a row for torch."""
+"""Batches of tokens, and documents: packed into rows for dew, one to a row for torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from parity.subject import Tokens
+
+@dataclass(frozen=True)
+class Tokens:
+    """A batch of token ids [N, L] and its mask [N, L], 1 where a token is real."""
+
+    input_ids: np.ndarray
+    attention_mask: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -41,3 +48,15 @@ def single_rows(documents: Documents) -> Tokens:
         ids[row, : len(sequence)] = sequence
         mask[row, : len(sequence)] = 1
     return Tokens(ids, mask)
+
+
+def unpacked(batch: Mapping[str, np.ndarray]) -> Documents:
+    """Return the documents of packed rows, in order: the inverse of `packed`."""
+    text = batch["text"]
+    segments = batch.get("segments", np.ones_like(text))
+    sequences = [
+        row[numbers == number]
+        for row, numbers in zip(text, segments, strict=True)
+        for number in np.unique(numbers[numbers != 0])
+    ]
+    return Documents(tuple(sequences), text.shape[1] - 1)

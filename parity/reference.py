@@ -129,13 +129,17 @@ def loss_and_gradients(
 
 def adamw_steps(
     model: Any, batches: Sequence[tuple[np.ndarray, np.ndarray]], settings: AdamW
-) -> list[float]:
-    """Take one AdamW step a batch, in place, and return the loss before each step.
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Take one AdamW step a batch, in place.
 
     Args:
         model: from `Checkpoint.fresh_model`; every parameter is trained and decayed.
         batches: pairs of input_ids [N, L] and attention_mask [N, L].
         settings: the optimizer's numbers.
+
+    Returns:
+        The loss before each step, and by name the root mean square gradient of every value, as
+        the optimizer's second moment weighs the steps.
     """
     import torch
 
@@ -155,7 +159,12 @@ def adamw_steps(
             loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    return losses
+    weight = 1 - settings.beta2 ** len(batches)
+    sizes = {
+        name: _array((optimizer.state[tensor]["exp_avg_sq"] / weight).sqrt())
+        for name, tensor in model.named_parameters()
+    }
+    return losses, sizes
 
 
 def greedy(
@@ -273,7 +282,8 @@ def _forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> A
 def _token_losses(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
     import torch
 
-    scores = _forward(model, input_ids, attention_mask)[:, :-1]
+    # The last token is a target only: its own position may not exist.
+    scores = _forward(model, input_ids[:, :-1], attention_mask[:, :-1])
     targets = torch.tensor(np.asarray(input_ids, np.int64))[:, 1:]
     losses = torch.nn.functional.cross_entropy(
         scores.reshape(-1, scores.shape[-1]), targets.reshape(-1), reduction="none"

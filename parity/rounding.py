@@ -119,7 +119,9 @@ def judged(found: Sequence[Deviation], **more: Figure) -> Finding:
     if not failing:
         return Finding(True, figures)
     named = sorted(failing, key=_order, reverse=True)[:SHOWN]
-    lines = [f"{part.name} is off by {part.ours:.2e} (allowed {part.allowed:.2e})" for part in named]
+    lines = [
+        f"{part.name} is off by {part.ours:.2e} (allowed {part.allowed:.2e})" for part in named
+    ]
     return Finding(False, figures, f"{len(failing)} of {len(found)} differ: " + "; ".join(lines))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,10 @@ from typing import Any
 import numpy as np
 
 from parity.corpus import TEXT
+from parity.packing import Documents, Tokens
 from parity.reference import Checkpoint
 
 LONGEST = 48
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """A batch of token ids [N, L] and its mask [N, L], 1 where a token is real."""
-
-    input_ids: np.ndarray
-    attention_mask: np.ndarray
 
 
 @dataclass
@@ -66,6 +60,27 @@ class Subject:
         mask[1, : length // 4] = 0
         mask[2, length - length // 3 :] = 0
         return Tokens(np.where(mask == 1, ids, self.padding_id), mask)
+
+    def documents(self, seed: int) -> Documents:
+        """Return four documents of uneven lengths, two of which fill a row of the context."""
+        length = min(self.context, self.bundle.model.max_seq_len)
+        cut = length // 3
+        sizes = (cut, length + 1 - cut, length // 2, 2)
+        ids = self.token_stream(sum(sizes), seed)
+        parts = np.split(ids, np.cumsum(sizes)[:-1])
+        return Documents(tuple(parts), length)
+
+    def by_torch_name(self, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return weights or gradients, laid out as the bundle's `params`, by torch name.
+
+        The moves of a weight table are linear and keep every number, so that what holds for a
+        weight holds for its gradient.
+        """
+        from bridges.family import family_of
+        from bridges.table import out_of_tree
+
+        rows = family_of(self.bundle.config).rows(self.bundle.model)
+        return dict(out_of_tree(rows, params))
 
     @property
     def padding_id(self) -> int:

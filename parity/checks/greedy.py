@@ -6,7 +6,8 @@ import numpy as np
 
 from parity import reference
 from parity.check import Finding
-from parity.subject import Subject, Tokens
+from parity.packing import Tokens
+from parity.subject import Subject
 
 NEW_TOKENS = 64
 

@@ -6,8 +6,9 @@ import numpy as np
 
 from parity import reference
 from parity.check import Finding
+from parity.packing import Tokens
 from parity.rounding import RULE, Deviation, deviation, judged
-from parity.subject import Subject, Tokens
+from parity.subject import Subject
 
 SHORT = 12
 
@@ -29,9 +30,7 @@ class Logits:
         """Return dew's logits [tokens, V] of each batch."""
         found = {}
         for batch in inputs:
-            out = subject.bundle(
-                input_ids=batch.input_ids, attention_mask=batch.attention_mask
-            )
+            out = subject.bundle(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
             found[_named(batch)] = _real(np.asarray(out["logits"]), batch)
         return found
 

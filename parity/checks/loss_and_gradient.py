@@ -61,12 +61,12 @@ class LossAndGradient:
             "the loss", abs(ours.loss - exact.loss), abs(single.loss - exact.loss), abs(exact.loss)
         )
         found = deviations(
-            ours.gradients, single.gradients, exact.gradients, scale=largest(exact.gradients)
+            ours.gradients, single.gradients, exact.gradients, scale=_largest(exact.gradients)
         )
         return judged([loss, *found], loss=ours.loss, loss_torch=exact.loss)
 
 
-def largest(gradients: dict[str, np.ndarray]) -> float:
+def _largest(gradients: dict[str, np.ndarray]) -> float:
     """Return the largest magnitude of any gradient.
 
     It is the scale of all of them: a key's bias, for one, has the gradient zero, since softmax

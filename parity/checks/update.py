@@ -8,7 +8,6 @@ import numpy as np
 
 from parity import reference
 from parity.check import Finding
-from parity.checks.loss_and_gradient import largest
 from parity.packing import Documents, packed, single_rows
 from parity.reference import AdamW
 from parity.rounding import RULE, ULP, deviations, judged
@@ -23,13 +22,14 @@ SETTINGS = AdamW()
 class Trained:
     """The weights after the last step by torch name, and the loss before each step.
 
-    `undirected` names the weights whose exact gradient is below the rounding of float32: AdamW
-    divides it by its own size, so that their direction is noise on every float32 machine.
+    `directed` is True where a weight's exact gradients are above the rounding of float32. AdamW
+    divides a gradient by its own size, so that below it the direction is noise on any machine:
+    a key's bias, for one, has the gradient zero.
     """
 
     weights: dict[str, np.ndarray]
     losses: list[float]
-    undirected: tuple[str, ...] = ()
+    directed: dict[str, np.ndarray]
 
 
 class Update:
@@ -43,9 +43,9 @@ class Update:
         return [subject.documents(seed + step) for step in range(STEPS)]
 
     def ours(self, subject: Subject, inputs: list[Documents]) -> Trained:
-        """Return what the objective and optax make of the weights."""
+        """Return what the trainer's step makes of the weights."""
         losses, params = adamw_steps(subject, [packed(step) for step in inputs], SETTINGS)
-        return Trained(subject.by_torch_name(params), losses)
+        return Trained(subject.by_torch_name(params), losses, {})
 
     def reference(self, subject: Subject, inputs: list[Documents]) -> tuple[Trained, Trained]:
         """Return what torch.optim.AdamW makes of them in float32 and in float64."""
@@ -56,16 +56,22 @@ class Update:
         return _trained(subject, reference.SINGLE, pairs), exact
 
     def compare(self, ours: Trained, reference: tuple[Trained, Trained]) -> Finding:
-        """Hold each weight to the rule, but for those without a direction, which are named."""
+        """Hold each tensor's directed weights to the rule, and count the others."""
         single, exact = reference
-        kept = {
-            name: value for name, value in exact.weights.items() if name not in exact.undirected
-        }
+        kept = {name: mask for name, mask in exact.directed.items() if mask.any()}
+        lonely = sorted(set(kept) - set(ours.weights))
+        if lonely:
+            return Finding(False, {}, f"dew has no counterpart of {lonely[0]}")
+
+        def picked(side: Trained) -> dict[str, np.ndarray]:
+            return {name: side.weights[name][mask] for name, mask in kept.items()}
+
+        undirected = sum(int((~mask).sum()) for mask in exact.directed.values())
         return judged(
-            deviations(ours.weights, single.weights, kept),
+            deviations(picked(ours), picked(single), picked(exact)),
             last_loss=ours.losses[-1],
             last_loss_torch=exact.losses[-1],
-            undirected=list(exact.undirected),
+            undirected_values=undirected,
         )
 
 
@@ -73,12 +79,7 @@ def _trained(
     subject: Subject, precision: str, batches: list[tuple[np.ndarray, np.ndarray]]
 ) -> Trained:
     model = subject.checkpoint.fresh_model(precision)
-    undirected: tuple[str, ...] = ()
-    if precision == reference.EXACT:
-        _, gradients = reference.loss_and_gradients(model, *batches[0])
-        least = ULP * largest(gradients)
-        undirected = tuple(
-            name for name, value in gradients.items() if np.abs(value).max() < least
-        )
-    losses = reference.adamw_steps(model, batches, SETTINGS)
-    return Trained(reference.tensors(model), losses, undirected)
+    losses, sizes = reference.adamw_steps(model, batches, SETTINGS)
+    least = ULP * max(float(size.max()) for size in sizes.values())
+    directed = {name: size >= least for name, size in sizes.items()}
+    return Trained(reference.tensors(model), losses, directed)

@@ -1,0 +1,97 @@
+"""`python -m parity [list | run | certify PATH]`: 0 all agreed, 1 a check failed, 2 wrong use."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+FINE, FAILED, WRONG_USE = 0, 1, 2
+NEEDED = ("torch", "transformers")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with `argv`, or the process's own arguments, and return its exit status.
+
+    Returns:
+        0 where every check passed, 1 where one did not or could not run, 2 for wrong use or a
+        checkpoint that dew refuses.
+    """
+    from dew.errors import InputRefused
+
+    parser = _parser()
+    try:
+        options = parser.parse_args(None if argv is None else list(argv))
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else WRONG_USE
+    if options.action is None:
+        parser.print_help()
+        return WRONG_USE
+    if options.action == "list":
+        return _list()
+    absent = [name for name in NEEDED if find_spec(name) is None]
+    if absent:
+        print(
+            f"parity: not proven, {' and '.join(absent)} not installed: pip install 'dew[torch]'",
+            file=sys.stderr,
+        )
+        return FAILED
+    try:
+        return _run(options)
+    except InputRefused as error:
+        print(f"parity: {error}", file=sys.stderr)
+        return WRONG_USE
+
+
+def _run(options: argparse.Namespace) -> int:
+    from parity import report, running
+
+    printer = report.Printer(sys.stdout)
+    if options.action == "certify":
+        verdicts = running.certify(options.path, seed=options.seed, seen=printer.seen)
+        folder = options.path if options.path.is_dir() else options.path.parent
+        written: Path | None = folder / running.REPORT
+    else:
+        verdicts = running.run(
+            options.check,
+            model=options.model,
+            report=options.report,
+            seed=options.seed,
+            seen=printer.seen,
+        )
+        written = options.report
+    printer.finish(verdicts, written)
+    return FINE if verdicts and all(verdict.passed for verdict in verdicts) else FAILED
+
+
+def _list() -> int:
+    from parity import running
+
+    for name in running.CHECKS:
+        print(f"{name:<20}{running.load_check(name).tolerance}")
+    return FINE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="parity", description="Does dew give the number that torch and transformers give?"
+    )
+    actions = parser.add_subparsers(dest="action", metavar="list | run | certify")
+    actions.add_parser("list", help="name the checks and their tolerances")
+    run = actions.add_parser("run", help="check tiny random models, or one checkpoint")
+    run.add_argument("--check", action="append", metavar="NAME", help="only this one (repeatable)")
+    run.add_argument("--model", type=Path, metavar="PATH", help="a folder or a GGUF file")
+    run.add_argument("--report", type=Path, metavar="FILE", help="write the figures as JSON")
+    certify = actions.add_parser(
+        "certify", help="check one checkpoint and write parity.json beside its weights"
+    )
+    certify.add_argument("path", type=Path, metavar="PATH", help="a folder or a GGUF file")
+    for action in (run, certify):
+        action.add_argument("--seed", type=int, default=0, help="of every input")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Small random models, one for each thing that a port gets wrong, written by transformers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parity import reference
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 211,
+    "n_embd": 64,
+    "n_inner": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+HEAD_PAIRS = 8
+"""Half of the features of a head: how many frequencies longrope divides."""
+
+
+def _rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **fields}}
+
+
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {**LLAMA, **_rope("default", rope_theta=500000.0)},
+    "llama tied": {**LLAMA, "tie_word_embeddings": True, "num_key_value_heads": 4},
+    "llama biased": {
+        **LLAMA,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "hidden_act": "gelu",
+    },
+    "llama linear": {**LLAMA, **_rope("linear", factor=4.0)},
+    "llama dynamic": {**LLAMA, "max_position_embeddings": 32, **_rope("dynamic", factor=2.0)},
+    "llama yarn": {
+        **LLAMA,
+        **_rope("yarn", factor=4.0, original_max_position_embeddings=32),
+    },
+    "llama longrope": {
+        **LLAMA,
+        **_rope(
+            "longrope",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            short_factor=[1.0 + pair / 8 for pair in range(HEAD_PAIRS)],
+            long_factor=[2.0 + pair for pair in range(HEAD_PAIRS)],
+        ),
+    },
+    "llama llama3": {
+        **LLAMA,
+        **_rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    },
+    "gpt2": GPT2,
+    "gpt2 untied": {
+        **GPT2,
+        "tie_word_embeddings": False,
+        "activation_function": "gelu",
+        "layer_norm_epsilon": 1e-3,
+    },
+}
+"""Name to config.json. Square kernels are meant: a transpose that is forgotten still fits."""
+
+
+def write(name: str, directory: Path, *, seed: int) -> Path:
+    """Write the model `name` of `MODELS` into a folder of `directory` and return that folder."""
+    folder = directory / name.replace(" ", "-")
+    return reference.save_random(MODELS[name], folder, seed=seed + zlib.crc32(name.encode()))
