@@ -24,6 +24,8 @@ WORKERS = 2
 # A row past this many layers is not written out name by name when the layers do not fit.
 LISTED_LAYERS = 10_000
 LARGEST_LEAF = 2**60
+LEFT_OVER = "left over   "
+SHOWN_EXTRA, SHOWN_FOLDED = 20, 80
 SHOWN_TENSORS = 18  # with heading and count a message of 20 lines
 
 
@@ -161,7 +163,19 @@ def check(rows: Sequence[Row], tensors: Tensors, leaves: Mapping[str, Any]) -> N
             problems += _tensor_problems(rows, tensors, leaves)
     if problems:
         count = f"{len(problems)} tensor{'s do' if len(problems) > 1 else ' does'}"
-        raise WeightMismatch(listed(f"{count} not fit the model:", problems, SHOWN_TENSORS))
+        lines = _folded(problems)
+        raise WeightMismatch(listed(f"{count} not fit the model:", lines, SHOWN_TENSORS))
+
+
+def _folded(problems: list[str]) -> list[str]:
+    """Return the problems with the left-over tensors on one line, if they are many."""
+    extra = [line.removeprefix(LEFT_OVER) for line in problems if line.startswith(LEFT_OVER)]
+    if len(problems) <= SHOWN_TENSORS or len(extra) < 2:
+        return problems
+    names = ", ".join(name[:SHOWN_FOLDED] for name in extra[:SHOWN_EXTRA])
+    more = f" and {len(extra) - SHOWN_EXTRA} more" if len(extra) > SHOWN_EXTRA else ""
+    rest = [line for line in problems if not line.startswith(LEFT_OVER)]
+    return [f"{LEFT_OVER}{names}{more}", *rest]
 
 
 def layer_problems(rows: Sequence[Row], names: Sequence[str], layers: int) -> list[str]:
@@ -284,7 +298,7 @@ def _tensor_problems(rows: Sequence[Row], tensors: Tensors, leaves: Mapping) -> 
             misshapen.append(f"misshapen   {name}: wanted {wanted}, found {tuple(info.shape)}")
         elif not _is_floating(np.dtype(info.dtype)):
             misshapen.append(f"wrong dtype {name}: wanted floating point, found {info.dtype}")
-    extra = [f"left over   {shown(n)[1:-1]} {tuple(tensors.info(n).shape)}" for n in left]
+    extra = [f"{LEFT_OVER}{shown(n)[1:-1]} {tuple(tensors.info(n).shape)}" for n in left]
     return missing + misshapen + extra
 
 

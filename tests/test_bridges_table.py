@@ -181,7 +181,7 @@ def test_an_endless_list_is_cut_and_counted():
         into_tree(ROWS, Arrays(source), abstract(SHAPES), np.float32)
     lines = str(refusal.value).splitlines()
     assert len(lines) <= 20
-    assert "and 982 more" in lines[-1]
+    assert lines[-1].endswith("t19 (1,) and 980 more")
 
 
 @pytest.mark.parametrize(
