@@ -83,6 +83,9 @@ class TextProcessor:
         side = source.settings.get("padding_side", "right")
         self.padding_side: str = side if side in ("left", "right") else "right"
         self._patterns = _has_own_pattern(source.definition)
+        # A text may bring its own start token, as chat templates do: it must not come twice.
+        added = self._run([""], True)[0].ids
+        self._adds_bos = self.bos_token_id is not None and added[:1] == [self.bos_token_id]
         self.files = _files(self, source)
 
     @property
@@ -217,9 +220,7 @@ class TextProcessor:
 
     def _one_bos(self, ids: list[int]) -> list[int]:
         """Return `ids` with one start token where the text brought its own as well."""
-        bos = self.bos_token_id
-        twice = bos is not None and len(ids) > 1 and ids[0] == bos and ids[1] == bos
-        return ids[1:] if twice else ids
+        return ids[1:] if self._adds_bos and ids[1:2] == ids[:1] else ids
 
     def _run(self, texts: Sequence[str], add_special_tokens: bool) -> list[tokenizers.Encoding]:
         """Encode within the bounds, whatever the library raises."""
@@ -245,13 +246,9 @@ class TextProcessor:
                 f"{self._where}: the tokenizer's pattern {shown(self._patterns)} took more than "
                 f"{seconds:.0f} s on one batch. Cut the texts, or rewrite the pattern."
             ) from None
-        except UnicodeEncodeError as error:
-            raise InputRefused(
-                f"tokenizer: half of a surrogate pair at character {error.start} of a text. "
-                "Expected Unicode text; decode the input with errors='replace'."
-            ) from None
         # The library panics with a BaseException of its own, on patterns for example.
         except BaseException as error:
+            _refuse_surrogates(texts)
             pattern = f" (pattern {shown(self._patterns)})" if self._patterns else ""
             raise InputRefused(
                 f"{self._where}: the tokenizer failed on a text{pattern}: {shown(str(error))}. "
@@ -316,6 +313,18 @@ def _files(processor: TextProcessor, source: TokenizerFiles) -> dict[str, bytes]
             named["additional_special_tokens"] = [spec.content for spec in source.extra]
         files["special_tokens_map.json"] = json_bytes(named)
     return files | processor.templates.files()
+
+
+def _refuse_surrogates(texts: Sequence[str]) -> None:
+    """Refuse texts that are no Unicode; the library has no words for them."""
+    for text in texts:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputRefused(
+                f"tokenizer: half of a surrogate pair at character {error.start} of a text. "
+                "Expected Unicode text; decode the input with errors='replace'."
+            ) from None
 
 
 def _ids_of(config: Mapping[str, Any], key: str) -> tuple[int, ...]:

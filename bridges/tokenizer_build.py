@@ -170,9 +170,12 @@ def _add(tokenizer: tokenizers.Tokenizer, spec: TokenSpec) -> None:
 
 
 def _set_ends(tokenizer: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
-    """Make the tokenizer add start and end tokens where the settings say so themselves."""
+    """Make the tokenizer add start and end tokens where the settings say so.
+
+    A tokenizer.json says so itself: transformers 5 drops these settings beside one.
+    """
     settings = files.settings
-    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+    if files.definition is not None or not {"add_bos_token", "add_eos_token"} & settings.keys():
         return
     pieces, specials = ["$A:0"], []
     for key, name in (("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")):

@@ -257,10 +257,16 @@ def _is_gpt2(settings: Mapping[str, Any], model_type: str) -> bool:
 def _special(
     settings: Mapping[str, Any], mapped: Mapping[str, Any], folder: Path
 ) -> tuple[dict[str, TokenSpec], tuple[TokenSpec, ...]]:
-    """Return the named special tokens and the extra ones; the settings come before the map."""
+    """Return the named special tokens and the extra ones.
+
+    As in transformers, the older map has the last word where the settings hold no
+    `added_tokens_decoder`; otherwise it only fills gaps.
+    """
     special: dict[str, TokenSpec] = {}
     extra: dict[str, TokenSpec] = {}
-    sources = (("tokenizer_config.json", settings), ("special_tokens_map.json", mapped))
+    sources = [("tokenizer_config.json", settings), ("special_tokens_map.json", mapped)]
+    if "added_tokens_decoder" not in settings:
+        sources.reverse()
     for name, source in sources:
         where = shown_path(folder / name)
         for key in SPECIAL_NAMES:
