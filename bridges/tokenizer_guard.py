@@ -69,7 +69,7 @@ def check_ids(ids: Sequence[tuple[str, int]], where: str) -> None:
             problems.append(f"{number} stands for {shown(other)} and for {shown(token)}")
     if problems:
         heading = f"{where}: two tokens with one id, so that no text can be read back:"
-        raise InputRefused(listed(heading, [*problems[:19], "Give each token its own id."]))
+        raise InputRefused(listed(heading, [*problems[:15], "Give each token its own id."]))
 
 
 def check_merges(
@@ -100,7 +100,7 @@ def check_merges(
                 break
     if problems:
         heading = f"{where}: merges of tokens that the vocabulary lacks:"
-        raise InputRefused(listed(heading, [*problems[:19], "Get the whole vocabulary again."]))
+        raise InputRefused(listed(heading, [*problems[:15], "Get the whole vocabulary again."]))
 
 
 def check_numbering(
@@ -123,7 +123,7 @@ def check_numbering(
     ]
     if problems:
         heading = f"{where}: added tokens whose ids do not follow the vocabulary:"
-        problems = [*problems[:19], "Expected the next free ids in order; renumber the tokens."]
+        problems = [*problems[:15], "Expected the next free ids in order; renumber the tokens."]
         raise InputRefused(listed(heading, problems))
 
 
