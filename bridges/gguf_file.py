@@ -174,6 +174,8 @@ def _dequantised(mapped: MappedFile, data_offset: int, entry: GGUFTensor) -> np.
     rows = raw.reshape(-1, row // block * block_bytes)
     weight = np.empty((rows.shape[0], row), np.float32)
     step = max(1, CHUNK_ELEMENTS // row)
-    for start in range(0, rows.shape[0], step):
-        weight[start : start + step] = dequantize(rows[start : start + step], kind)
+    # A broken scale gives infinities; whoever reads the weights counts and names them.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, rows.shape[0], step):
+            weight[start : start + step] = dequantize(rows[start : start + step], kind)
     return weight.reshape(shape)

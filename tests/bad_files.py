@@ -43,6 +43,23 @@ def cut(path: Path, keep: int) -> None:
     path.write_bytes(path.read_bytes()[:keep])
 
 
+def damaged(content: bytes, generator: np.random.Generator, reach: int) -> bytes:
+    """Return the content with one to three faults among its first `reach` bytes."""
+    raw = bytearray(content)
+    extremes = (b"\xff" * 8, bytes(8), struct.pack("<Q", 2**63), struct.pack("<Q", 2**31))
+    for _ in range(generator.integers(1, 4)):
+        place, kind = int(generator.integers(reach)), generator.integers(4)
+        if kind == 0:
+            raw[place] = generator.integers(256)
+        elif kind == 1:
+            raw[place] ^= 1 << int(generator.integers(8))
+        elif kind == 2:
+            raw[place : place + 8] = extremes[generator.integers(4)]
+        else:
+            del raw[place : place + int(generator.integers(1, 20))]
+    return bytes(raw)
+
+
 def entry(dtype: str, shape: Sequence[int], start: int, end: int) -> dict[str, Any]:
     """Return a tensor's fields in a safetensors header."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}

@@ -214,6 +214,23 @@ def test_a_cut_off_file_is_refused_wherever_it_ends(keep, tmp_path):
         open_tensors(tmp_path)
 
 
+def test_a_damaged_header_is_refused_or_read_and_nothing_else(tmp_path):
+    config = llama_config(num_hidden_layers=1)
+    tensors = {n: a for n, a in llama_tensors(config).items() if ".1." not in n}
+    divisors = {"rope_freqs.weight": np.ones(4, np.float32)}
+    whole = write_gguf(tmp_path / "a.gguf", config, tensors, "Q8_0", divisors).read_bytes()
+    generator, refused = np.random.default_rng(0), 0
+    for _ in range(300):
+        files.write(tmp_path, "a.gguf", files.damaged(whole, generator, 1800))
+        try:
+            read = open_tensors(tmp_path / "a.gguf")
+            assert all(read.read(name).shape == read.info(name).shape for name in read.names())
+        except InputRefused as refusal:
+            refused += 1
+            assert len(str(refusal).splitlines()) <= 20
+    assert 150 < refused < 300
+
+
 @pytest.mark.assets
 @pytest.mark.torch
 def test_smollm2_equals_transformers_reading_of_the_same_file(smollm2_gguf):
