@@ -19,7 +19,6 @@ from dew.errors import InputRefused, listed, shown
 CONFIG = "config.yaml"
 STATE = "trainer_state.json"
 LOG = "log.jsonl"
-SAVE_NOW = "save-now"
 HIDDEN = ".dew"
 LOCK = "lock"
 

@@ -261,6 +261,7 @@ def start(model, data, out, *flags) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(data.parent / "jax")},
     )
 
 
@@ -296,6 +297,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     out = tmp_path / "out"
     run = start(model, data, out)
     wait_for_step(run, out, 25)
+    while not (out / "checkpoint-20").exists():  # it is written in the background
+        time.sleep(0.01)
     run.send_signal(number)
     _, errors = run.communicate(timeout=120)
     assert run.returncode == status, errors

@@ -30,6 +30,8 @@ from dew.data import DataPartition
 from dew.errors import InputRefused
 from dew.typing import Variables
 
+SAVE_NOW = "save-now"
+
 
 class Checkpoints:
     """The checkpoints of one run, under `directory`/checkpoint-<step>.
@@ -191,6 +193,17 @@ class Checkpoints:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def asked(self) -> bool:
+        """Return whether somebody wants a save after this step, and forget it: `save-now` is there.
+
+        `touch DIRECTORY/save-now` asks for one without stopping the run.
+        """
+        request = Path(self.directory) / SAVE_NOW
+        if not request.exists():
+            return False
+        request.unlink(missing_ok=True)
+        return True
 
     def _write_extra(self, step: int, state: Any, folder: Path) -> None:
         """Add files beside `dew/` before the checkpoint is committed; for subclasses.
