@@ -58,6 +58,7 @@ class Checkpoints:
         self.keep = keep
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._damaged: set[int] = set()
         self._swept = False
         self._warned = False
 
@@ -168,6 +169,7 @@ class Checkpoints:
                 manifest = read_manifest(folder)
                 check_files(folder, manifest)
             except CheckpointDamaged as error:
+                self._damaged.add(candidate)
                 damage = damage or error
                 continue
             if damage is not None:
@@ -223,6 +225,7 @@ class Checkpoints:
             self._write_extra(description.step, state, aside)
             self._describe(aside, description)
             commit.commit(aside, description.step)
+            self._damaged.discard(description.step)
             self._retire()
         except BaseException as error:
             self._failure = self._failed(description.step, aside, error)
@@ -242,7 +245,9 @@ class Checkpoints:
         (aside / NAME).write_text(whole.text(), encoding="utf-8")
 
     def _retire(self) -> None:
-        for step in expendable(self._steps(), self.keep):
+        # A step found damaged counts as none of those that stay.
+        damaged = self._damaged & set(self._committed())
+        for step in [*expendable(self._steps(), self.keep), *damaged]:
             commit.remove(self._folder(step))
 
     def _failed(self, step: int, aside: Path | None, error: BaseException) -> CheckpointFailed:
@@ -267,6 +272,10 @@ class Checkpoints:
         return Path(self.directory) / commit.folder_name(step)
 
     def _steps(self) -> dict[int, Manifest]:
+        """Return the steps that a resume can read."""
+        return {step: m for step, m in self._committed().items() if step not in self._damaged}
+
+    def _committed(self) -> dict[int, Manifest]:
         steps, odd = committed_steps(Path(self.directory))
         if odd and not self._warned:
             self._warned = True
@@ -274,7 +283,7 @@ class Checkpoints:
         return steps
 
     def _chosen(self, step: int | None) -> int:
-        steps = self._steps()
+        steps = self._steps() if step is None else self._committed()
         if step is None and steps:
             return max(steps)
         if step is None or step not in steps:

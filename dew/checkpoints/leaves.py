@@ -65,7 +65,8 @@ def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def is_key(leaf: Any) -> bool:
     """Tell whether `leaf` is a typed PRNG key (or the shape of one)."""
-    return jax.numpy.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def host_copy(leaf: Any) -> np.ndarray:

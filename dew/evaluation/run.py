@@ -88,7 +88,7 @@ def evaluate(
     score = partial(_score, _ByIdentity(objective), variables)
     totals: dict[str, Any] = {}
     count = records = 0
-    first: tuple[Batch, Artifacts | None] | None = None
+    first: tuple[Any, Artifacts | None] | None = None
     with _opened(batches) as iterator:
         for count, batch in enumerate(iterator, start=1):
             records += _rows(batch)
@@ -122,7 +122,7 @@ class _ByIdentity:
 
 
 @partial(jax.jit, static_argnums=0)
-def _score(same: _ByIdentity, variables: Variables, batch: Batch, step: Step) -> Any:
+def _score(same: _ByIdentity, variables: Variables, batch: Any, step: Step) -> Any:
     return same.objective.evaluate(variables, batch, step)
 
 
@@ -131,7 +131,7 @@ def _opened(batches: Any) -> Iterator[Iterator[Batch]]:
     if not callable(batches):
         yield iter(batches)
         return
-    opened = batches(DataPartition())
+    opened: Any = batches(DataPartition())
     try:
         yield iter(opened)
     finally:

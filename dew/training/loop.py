@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -102,7 +102,7 @@ class Loop:
             self._clean(feed, error)
             raise
         self._clean(feed, None)
-        return state.replace(params={**state.params, **self.frozen})
+        return replace(state, params={**state.params, **self.frozen})
 
     def _begin(self, variables: Any) -> TrainState:
         beginning, checkpoints = self.trainer.beginning(), self.trainer.checkpoints
@@ -164,7 +164,9 @@ class Loop:
             self._report(state, step)
         if due(self.schedule.eval_every, step):
             self._evaluate(state, step)
-        if due(self.schedule.checkpoint_every, step):
+        checkpoints = self.trainer.checkpoints
+        asked = checkpoints is not None and checkpoints.asked()
+        if asked or due(self.schedule.checkpoint_every, step):
             self._save(state, step)
 
     def _end(self, state: TrainState) -> TrainState:
@@ -266,8 +268,9 @@ class Loop:
         self.scores = (step, event.scores)
         self._pause(time.perf_counter() - started)
         self._log(_scalars_of(event), step, f"event key {_key_text(event.event_key)}")
-        for value in event.previews if tracker is not None else ():
-            tracker.artifact(value, step)
+        if tracker is not None:
+            for value in event.previews:
+                tracker.artifact(value, step)
 
     def _watched(self, share: DataPartition) -> Iterator[Any]:
         """Yield the validation batches for as long as no signal came."""

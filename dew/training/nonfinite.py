@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -43,7 +44,7 @@ def nonfinite_error(
     bad = _first_bad(named)
     where = f"{bad[0]} holds {bad[1]}" if bad else None
     if where is None:
-        before = state.replace(step=jnp.int32(step - 1), microstep=jnp.int32(step - 1))
+        before = replace(state, step=jnp.int32(step - 1), microstep=jnp.int32(step - 1))
         gradients, _ = jax.jit(loss_gradients, static_argnums=0)(objective, before, frozen, batch)
         bad = _first_bad(gradients)
         where = f"the gradient of params/{bad[0]} holds {bad[1]}" if bad else "only the loss itself"

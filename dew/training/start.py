@@ -44,6 +44,7 @@ class Beginning:
                 variables, optimizer, key=key, ema=objective.ema, accumulation=accumulation
             )
         )
+        self._drawn = jax.jit(objective.init)
         self._key = key
 
     def fresh(self, variables: Variables | None) -> tuple[TrainState, Frozen]:
@@ -106,7 +107,7 @@ class Beginning:
 
     def _variables(self, variables: Variables | None) -> Variables:
         if variables is None:
-            return jax.jit(self._objective.init)(self._key)
+            return self._drawn(self._key)
         return self._objective.init(self._key, variables)
 
     def _parted(self, variables: Variables) -> tuple[dict[str, Any], Frozen]:

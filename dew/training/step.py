@@ -8,6 +8,7 @@ nothing. Everything summed here is float32 or wider.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -49,11 +50,11 @@ def microstep(
         moved, window_norm = jax.lax.switch(
             jnp.where(accepted, jnp.where(full, 1, 2), 0),
             branches,
-            state.replace(params=_with_aux(state.params, aux)),
+            replace(state, params=_with_aux(state.params, aux)),
             state,
             window,
         )
-        attempted = moved.replace(microstep=state.microstep + 1)
+        attempted = replace(moved, microstep=state.microstep + 1)
         report = {
             "total": ratio.total,
             "mass": ratio.mass,
@@ -77,7 +78,7 @@ def flush(objective: Objective, optimizer: optax.GradientTransformation) -> Call
         window = state.accumulation
         # The update counts the microbatch at hand, and here there is none.
         moved, _ = jax.lax.cond(pending, update, keep, state, state, window)
-        return moved.replace(step=state.step)
+        return replace(moved, step=state.step)
 
     return apply
 
@@ -113,7 +114,7 @@ def _unchanged(accepted: TrainState, before: TrainState, window: Window):
 
 
 def _accumulated(accepted: TrainState, before: TrainState, window: Window):
-    return accepted.replace(step=before.step + 1, accumulation=window), jnp.zeros((), jnp.float32)
+    return replace(accepted, step=before.step + 1, accumulation=window), jnp.zeros((), jnp.float32)
 
 
 def _updated(optimizer: optax.GradientTransformation, ema: EMASpec | None) -> Callable:
@@ -136,7 +137,8 @@ def _updated(optimizer: optax.GradientTransformation, ema: EMASpec | None) -> Ca
         )
         updates = before.updates + counted.astype(jnp.int32)
         empty = None if before.accumulation is None else empty_window(params)
-        state = accepted.replace(
+        state = replace(
+            accepted,
             step=before.step + 1,
             updates=updates,
             params={**accepted.params, "params": params},
@@ -179,8 +181,8 @@ def _with_aux(params: Mapping[str, Any], aux: Aux) -> dict[str, Any]:
 
 
 def _learning_rate(opt_state: Any) -> dict[str, jax.Array]:
-    try:
-        rate = optax.tree_utils.tree_get(opt_state, "learning_rate")
-    except KeyError:  # several optimizers, each with its own
-        return {}
-    return {} if rate is None else {"learning_rate": rate}
+    """Return the rate of the one `optax.inject_hyperparams` in the state, if there is just one."""
+    named = optax.tree_utils.tree_get_all_with_path(opt_state, "learning_rate")
+    # Beside the value lies the schedule's own state, under the same name.
+    rates = [value for _, value in named if isinstance(value, jax.Array)]
+    return {"learning_rate": rates[0]} if len(rates) == 1 else {}

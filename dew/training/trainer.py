@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -79,6 +79,7 @@ class Trainer:
         self.accumulation = accumulation
         self.checkpoints = checkpoints
         self.tracker = tracker
+        self._beginning: Beginning | None = None
         self._compiled: CompiledStep | None = None
 
     def fit(
@@ -149,14 +150,16 @@ class Trainer:
         step = self.compiled_step()
         before = step.seconds
         executable = step.ready(state, frozen, structs)
-        whole = state.replace(params={**state.params, **frozen})
+        whole = replace(state, params={**state.params, **frozen})
         return StepPlan(whole, memory_of(executable), step.seconds - before)
 
     def beginning(self) -> Beginning:
         """Return what builds this trainer's first or restored state."""
-        return Beginning(
-            self.objective, self.optimizer, key=self.key, accumulation=self.accumulation
-        )
+        if self._beginning is None:
+            self._beginning = Beginning(
+                self.objective, self.optimizer, key=self.key, accumulation=self.accumulation
+            )
+        return self._beginning
 
     def compiled_step(self) -> CompiledStep:
         """Return the step, whose executables serve every fit of this trainer."""
