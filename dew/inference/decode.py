@@ -22,6 +22,7 @@ from dew.sampling.text import Rules, draw, forbid, penalize_repetition
 CHUNK = 64
 STREAMED_CHUNK = 8
 STOPPING_CHUNK = 16
+ENDS = 4
 
 
 class Streamer(Protocol):
@@ -168,7 +169,7 @@ def _chunks(call: _Call, prompts: np.ndarray, real: np.ndarray, ending: Endings)
     """Yield int32 [N, C] ids until every row has ended or the limit is reached."""
     settings = call.settings
     model, weights = call.bundle.model, decode_weights(call.bundle)
-    choice = _choice(settings, prompts.shape[1])
+    choice = _choice(settings, prompts.shape[1], model.vocab_size)
     fixed = (model, settings.do_sample, settings.top_k or None)
     state = _begin(fixed, call, choice, prompts, real)
     made, ids = 1, np.asarray(state.tokens)[:, None]
@@ -186,15 +187,18 @@ def _chunks(call: _Call, prompts: np.ndarray, real: np.ndarray, ending: Endings)
         made += ids.shape[1]
 
 
-def _choice(settings: GenerationOptions, width: int) -> Choice:
+def _choice(settings: GenerationOptions, width: int, vocab_size: int) -> Choice:
     minimum = settings.minimum(width)
+    # Filled up with an id that no token has, so that few or no ends share one program.
+    ends = [*settings.eos_token_id]
+    ends += [vocab_size] * (-len(ends) % ENDS or (0 if ends else ENDS))
     drawn = settings.do_sample
 
     def number(value: float | None, idle: float | None, used: bool = True) -> jax.Array | None:
         return jnp.float32(value) if used and value is not None and value != idle else None
 
     return Choice(
-        ends=jnp.asarray(settings.eos_token_id, jnp.int32),
+        ends=jnp.asarray(ends, jnp.int32),
         pad=jnp.int32(settings.pad_token_id),
         minimum=jnp.int32(minimum) if minimum and settings.eos_token_id else None,
         penalty=number(settings.repetition_penalty, 1.0),
