@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dew.training.adam import scale_by_adam
+
 # torch.nn.utils.clip_grad_norm_ divides by the norm plus this.
 CLIP_EPSILON = 1e-6
 
@@ -45,7 +47,7 @@ class AdamW:
         clip = [clip_as_torch(self.max_grad_norm)] if self.max_grad_norm > 0 else []
         return optax.chain(
             *clip,
-            optax.scale_by_adam(self.beta1, self.beta2, eps=self.epsilon),
+            scale_by_adam(self.beta1, self.beta2, self.epsilon),
             optax.add_decayed_weights(self.weight_decay, mask=decayed),
             scaled_by_rate(self.rate()),
         )

@@ -125,9 +125,17 @@ OPTIMIZER = (
         low=0,
         section="optimizer",
     ),
-    Option("adam_beta1", "number", 0.9, "decay of the mean", low=0, high=1, section="optimizer"),
     Option(
-        "adam_beta2", "number", 0.999, "decay of the square", low=0, high=1, section="optimizer"
+        "adam_beta1", "number", 0.9, "decay of the mean", low=0, high=0.9999999, section="optimizer"
+    ),
+    Option(
+        "adam_beta2",
+        "number",
+        0.999,
+        "decay of the square",
+        low=0,
+        high=0.9999999,
+        section="optimizer",
     ),
     Option("adam_epsilon", "number", 1e-8, "added to the root", low=0, section="optimizer"),
     Option(
