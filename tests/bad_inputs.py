@@ -81,6 +81,30 @@ def act_run(path: Path, payload: Any) -> Any:
     return {name: str(value) for name, value in settings.values.items()}
 
 
+def act_misbehave(folder: Path, fault: Any) -> Any:
+    """Do what no action may do, and refuse: for the tests of the oracle itself."""
+    import socket
+
+    from dew.errors import InputRefused
+
+    if fault in (None, "silence"):
+        return sys.modules.get("bad_inputs.state", 0)
+    if fault == "memory":
+        b"x" * (400 << 20)
+    acts = {
+        "traceback": lambda: {}["absent"],
+        "abort": os.abort,
+        "system": lambda: os.system("touch CANARY"),
+        "socket": lambda: socket.socket().connect_ex(("127.0.0.1", 9)),
+        "open": lambda: Path("/etc/passwd").read_bytes(),
+        "hang": lambda: time.sleep(60),
+        "state": lambda: sys.modules.__setitem__("bad_inputs.state", 1),
+    }
+    acts.get(fault, lambda: None)()
+    messages = {"long message": "refused\n" * 21, "escape": "refused \x1b[2J"}
+    raise InputRefused(messages.get(fault, "refused"))
+
+
 def _config(folder: Path) -> dict[str, Any]:
     """Return a folder's config, or nothing where there is none."""
     path = folder / "config.json"
@@ -92,6 +116,7 @@ ACTIONS: dict[str, Callable[[Path, Any], Any]] = {
     "tokenize": act_tokenize,
     "template": act_template,
     "run": act_run,
+    "misbehave": act_misbehave,
 }
 """Name to what a case does with its folder and payload; later rows add their own here."""
 
@@ -225,8 +250,8 @@ def _check_ending(case: Case, report: Report) -> None:
     message = report.stderr
     assert report.status == 2, f"status {report.status}, {report.result}: {message[-2000:]}"
     assert "Traceback" not in message
-    assert len(message.strip().splitlines()) <= MESSAGE_LINES, message
-    assert len(message.encode()) <= MESSAGE_BYTES, message
+    assert len(message.strip().splitlines()) <= MESSAGE_LINES, f"long: {message}"
+    assert len(message.encode()) <= MESSAGE_BYTES, f"long: {message}"
     assert not re.search(r"[^\n\x20-\x7e]", message), f"unprintable: {message!r}"
     for word in case.words:
         assert re.search(word, message), f"no {word!r} in: {message}"
