@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bridges.config import Keys
@@ -50,8 +50,8 @@ class Family:
         tied_default: `tie_word_embeddings` where the config does not say.
         harmless: config keys, beyond the common ones, that ask for no computation.
         ignored: regular expressions of tensors that hold no weights.
-        adapters: where a low-rank adapter can sit, see `bridges.adapters`.
         rope: whether an export writes rotary keys.
+        conv1d: whether kernels lie as [inputs, outputs], which PEFT calls fan_in_fan_out.
     """
 
     model_type: str
@@ -64,8 +64,8 @@ class Family:
     tied_default: bool
     harmless: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
-    adapters: Callable[[Any], tuple[Row, ...]] | None = field(default=None)
     rope: bool = False
+    conv1d: bool = False
 
 
 def family_of(config: dict[str, Any], where: str = "config.json") -> Family:

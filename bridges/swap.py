@@ -7,7 +7,7 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bridges.regular_file import shown_path
@@ -49,8 +49,13 @@ _CANNOT = (
 )
 
 
+def is_checkpoint(name: str) -> bool:
+    """Say whether a file of that name belongs to a checkpoint."""
+    return name in OWN_NAMES or (name.startswith("model-") and name.endswith(".safetensors"))
+
+
 @contextlib.contextmanager
-def staged(directory: Path) -> Iterator[Path]:
+def staged(directory: Path, *, own: Callable[[str], bool] = is_checkpoint) -> Iterator[Path]:
     """Give a folder to write to; when the block ends without an error, it becomes `directory`.
 
     Until the last moment nothing of `directory` is touched, and then the old checkpoint and the
@@ -62,6 +67,7 @@ def staged(directory: Path) -> Iterator[Path]:
 
     Args:
         directory: where the checkpoint is to stand; it need not exist.
+        own: says of a name in `directory` whether it is replaced or goes away.
 
     Yields:
         An empty folder on the same file system.
@@ -81,7 +87,7 @@ def staged(directory: Path) -> Iterator[Path]:
     try:
         yield folder
         _sync_tree(folder)
-        _commit(folder, directory)
+        _commit(folder, directory, own)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -95,14 +101,9 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def own_entries(directory: Path) -> list[str]:
+def own_entries(directory: Path, own: Callable[[str], bool] = is_checkpoint) -> list[str]:
     """Return the names in a folder that belong to its checkpoint."""
-    return sorted(
-        entry.name
-        for entry in os.scandir(directory)
-        if entry.name in OWN_NAMES
-        or (entry.name.startswith("model-") and entry.name.endswith(".safetensors"))
-    )
+    return sorted(entry.name for entry in os.scandir(directory) if own(entry.name))
 
 
 def _staging_place(directory: Path) -> Path:
@@ -114,13 +115,13 @@ def _staging_place(directory: Path) -> Path:
     return beside
 
 
-def _commit(folder: Path, directory: Path) -> None:
+def _commit(folder: Path, directory: Path, own: Callable[[str], bool]) -> None:
     """Put the finished folder in its place."""
     if not directory.exists():
         os.rename(folder, directory)
         sync_folder(directory.parent)
         return
-    old = own_entries(directory)
+    old = own_entries(directory, own)
     if not old:
         _move_in(folder, directory)
         return

@@ -92,6 +92,7 @@ FAMILY = Family(
     head="lm_head.weight",
     tied_default=True,
     harmless=frozenset(HARMLESS.split()),
+    conv1d=True,
     ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
 )
 """The family that `model_type: gpt2` names."""
