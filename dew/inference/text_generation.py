@@ -19,6 +19,14 @@ DEFAULTS: dict[str, Any] = {"do_sample": True, "temperature": 0.7}
 DEFAULT_NEW_TOKENS = 256
 """What transformers' pipeline takes where neither the call nor the checkpoint says otherwise."""
 
+CALL_DEFAULTS: dict[str, Any] = {
+    "return_full_text": True,
+    "return_tensors": False,
+    "continue_final_message": None,
+    "add_special_tokens": True,
+}
+"""What a call or a task may set besides generation's options."""
+
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
 
@@ -45,6 +53,7 @@ class TextGeneration:
         self.bundle = bundle
         self._processor: TextProcessor = bundle.processor
         self._batch_size = batch_size
+        self._call = {name: options.pop(name, value) for name, value in CALL_DEFAULTS.items()}
         self._options = options
         self._settings({})
 
@@ -52,10 +61,6 @@ class TextGeneration:
         self,
         text_inputs: str | Sequence[Any],
         *,
-        return_full_text: bool = True,
-        return_tensors: bool = False,
-        continue_final_message: bool | None = None,
-        add_special_tokens: bool = True,
         batch_size: int | None = None,
         on_text: Callable[[str], object] | None = None,
         streamer: Streamer | None = None,
@@ -66,15 +71,16 @@ class TextGeneration:
         Args:
             text_inputs: a text, a conversation (a list of messages with `role` and `content`), or
                 a list of either.
+            batch_size: prompts a batch; which rows share one changes no row.
+            on_text: called with each piece of new text once it is complete; one prompt only.
+            streamer: told of ids as transformers' streamers are; one prompt only.
+            **options: the fields of `GenerationOptions`, and those below.
             return_full_text: give the prompt too (for a conversation, all its messages).
             return_tensors: give the ids, prompt included, instead of text.
             continue_final_message: go on with a conversation's last message instead of answering
                 it; by default where that message is the assistant's.
             add_special_tokens: tokenize texts with the tokenizer's own special tokens.
-            batch_size: prompts a batch; which rows share one changes no row.
-            on_text: called with each piece of new text once it is complete; one prompt only.
-            streamer: told of ids as transformers' streamers are; one prompt only.
-            **options: the fields of `GenerationOptions`, and `stop_sequence` for `stop_strings`.
+            stop_sequence: another name of `stop_strings`.
 
         Returns:
             For one prompt `[{"generated_text": ...}]`, an entry a returned sequence; for a list
@@ -87,10 +93,11 @@ class TextGeneration:
         prompts, single = _prompts(text_inputs)
         if not prompts:
             return []
+        call = {name: options.pop(name, value) for name, value in self._call.items()}
         settings = self._settings(options)
         streamer = self._streamer(on_text, streamer, len(prompts) * settings.num_return_sequences)
-        asked = [_continues(prompt, continue_final_message) for prompt in prompts]
-        ids = self._encode(prompts, asked, add_special_tokens)
+        asked = [_continues(prompt, call["continue_final_message"]) for prompt in prompts]
+        ids = self._encode(prompts, asked, call["add_special_tokens"])
         size = batch_size or self._batch_size or len(prompts)
         results = []
         for rows in self._rows(ids, settings, size, streamer):
@@ -98,8 +105,10 @@ class TextGeneration:
             results.append(
                 [
                     {"generated_token_ids": [*ids[len(results)], *new]}
-                    if return_tensors
-                    else {"generated_text": self._text(prompt, new, goes_on, return_full_text)}
+                    if call["return_tensors"]
+                    else {
+                        "generated_text": self._text(prompt, new, goes_on, call["return_full_text"])
+                    }
                     for new in rows
                 ]
             )
