@@ -36,8 +36,11 @@ class Budget:
             given: everything the caller hands to the template; long conversations may write long
                 texts.
         """
-        self._known: dict[int, int] = {}
-        size = self._size(given, 0, record=True)
+        # The caller holds these for the whole rendering, so their identity stays theirs.
+        self._given: dict[int, int] = {}
+        known: dict[int, int] = {}
+        size = self._size(given, 0, known)
+        self._given = known
         self.output_limit = OUTPUT_CHARACTERS + 2 * size
         self._left = MADE_BYTES + 16 * size
         self._steps = 0
@@ -70,7 +73,7 @@ class Budget:
             if len(value) > LARGE:  # whatever made it may have taken its time
                 self._look()
         elif isinstance(value, list | tuple | Mapping | set | frozenset):
-            self._spend(self._size(value, 0))
+            self._spend(self._size(value))
         elif type(value) is int and value.bit_length() > INTEGER_BITS:
             raise InputRefused(f"it makes an integer of {value.bit_length()} bits")
         return value
@@ -99,7 +102,7 @@ class Budget:
                 if isinstance(value, str) and isinstance(times, int):
                     self.length(len(value) * times)
                 elif isinstance(value, list | tuple) and isinstance(times, int):
-                    self._spend(self._size(value, 0) * max(0, times), only_check=True)
+                    self._spend(self._size(value) * max(0, times), only_check=True)
         if operator in ("*", "**") and type(left) is int and type(right) is int:
             power = left.bit_length() * (right if operator == "**" else 1)
             if max(power, right.bit_length()) > INTEGER_BITS:
@@ -135,25 +138,25 @@ class Budget:
                 "usual"
             )
 
-    def _size(self, value: Any, depth: int, *, record: bool = False) -> int:
+    def _size(self, value: Any, depth: int = 0, known: dict[int, int] | None = None) -> int:
         """Return about how many bytes a value takes when written out, shared parts repeated."""
         if isinstance(value, str):
             return value.__sizeof__()
         if not isinstance(value, list | tuple | Mapping | set | frozenset):
             return NODE_BYTES
-        if id(value) in self._known:
-            return self._known[id(value)]
+        # Within one walk every part stays alive, so its identity is its own.
+        known = {} if known is None else known
+        found = self._given.get(id(value)) or known.get(id(value))
+        if found:
+            return found
         if depth > DEPTH:
             raise InputRefused(f"it handles lists nested deeper than {DEPTH}")
-        parts = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
         size = NODE_BYTES
-        for part in parts:
-            size += self._size(part, depth + 1, record=record)
-            if not record and size > self._left:
-                self._spend(size)
-        if record:
-            # The caller holds these for the whole rendering, so their identity stays theirs.
-            self._known[id(value)] = size
+        for part in value:
+            size += self._size(part, depth + 1, known)
+            if isinstance(value, Mapping):
+                size += self._size(value[part], depth + 1, known)
+        known[id(value)] = size
         return size
 
     def _spend(self, size: int, *, only_check: bool = False) -> None:

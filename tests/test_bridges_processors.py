@@ -326,6 +326,8 @@ def test_a_conversation_is_tokenized_once_and_its_mask_comes_from_offsets(folder
     text = "foul and fair"
     assert processor.apply_chat_template(messages) == text
     assert ids == processor.encode(text)
+    apart = [n for part in ("foul ", "and fa", "ir") for n in processor.encode(part)]
+    assert apart != ids
     offsets = processor.encode_with_offsets(text)[1]
     assert mask == [5 <= start < 11 for start, _ in offsets]
     assert any(mask)
