@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -59,6 +60,18 @@ ssize_t write(int fd, const void *data, size_t size) {
   NEXT(ssize_t, "write", (int, const void *, size_t));
   return broken(fd, 0) ? -1 : next(fd, data, size);
 }
+int fdatasync(int fd) { NEXT(int, "fdatasync", (int)); return broken(fd, 0) ? -1 : next(fd); }
+ssize_t writev(int fd, const struct iovec *parts, int count) {
+  NEXT(ssize_t, "writev", (int, const struct iovec *, int));
+  return broken(fd, 0) ? -1 : next(fd, parts, count);
+}
+#define PWRITE(symbol)                                                      \
+  ssize_t symbol(int fd, const void *data, size_t size, off64_t where) {    \
+    NEXT(ssize_t, #symbol, (int, const void *, size_t, off64_t));           \
+    return broken(fd, 0) ? -1 : next(fd, data, size, where);                \
+  }
+PWRITE(pwrite)
+PWRITE(pwrite64)
 int rename(const char *from, const char *to) {
   NEXT(int, "rename", (const char *, const char *));
   return broken(AT_FDCWD, to) ? -1 : next(from, to);

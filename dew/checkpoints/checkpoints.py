@@ -214,21 +214,31 @@ class Checkpoints:
         """
 
     def _write(self, description: Manifest, leaves, rows, state) -> None:
+        """Write one checkpoint; runs on a thread of its own, so its error waits for `wait`."""
         aside: Path | None = None
+        step = description.step
         try:
             directory = Path(self.directory)
             if not self._swept:
                 commit.sweep(directory)
                 self._swept = True
-            aside = commit.begin(directory, description.step)
+            aside = commit.begin(directory, step)
             write_tree(aside, leaves, rows)
-            self._write_extra(description.step, state, aside)
+            self._write_extra(step, state, aside)
             self._describe(aside, description)
-            commit.commit(aside, description.step)
-            self._damaged.discard(description.step)
-            self._retire()
+            commit.commit(aside, step)
+            self._damaged.discard(step)
         except BaseException as error:
-            self._failure = self._failed(description.step, aside, error)
+            self._failure = self._failed(step, aside, error)
+            return
+        try:
+            self._retire()
+        except OSError as error:
+            self._failure = CheckpointFailed(
+                f"checkpoint-{step} landed in {self.directory}, but older ones could not be "
+                f"removed: {error}. Look at the folder's permissions and disk."
+            )
+            self._failure.__cause__ = error
 
     def _describe(self, aside: Path, description: Manifest) -> None:
         digests = {

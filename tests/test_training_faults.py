@@ -1,0 +1,226 @@
+"""Real processes that are signalled, killed, or lose their disk, and what they leave behind.
+
+The oracle is a run, or a save, that nothing happened to: equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from regression import Line
+from saving_child import save
+from training_child import trainer_of
+
+from dew.checkpoints import Checkpoints
+from dew.checkpoints.commit import is_aside
+from dew.data import DataPartition
+from dew.training.progress import Silent
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONUNBUFFERED": "1",
+}
+STEPS = 14
+
+
+def child(script: str, *arguments: object, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, str(HERE / script), *map(str, arguments)],
+        env=os.environ | ENVIRONMENT | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str, str]:
+    try:
+        out, error = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return process.returncode, out, error
+
+
+def wait_for_step(process: subprocess.Popen, step: int) -> None:
+    """Read the child's lines until it reports `step`."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(f"step {step}/"):
+            return
+    raise AssertionError(f"the run ended before step {step}: {process.stderr.read()}")
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The state after a run that nothing happened to."""
+    return trainer_of(None).fit(Line().dataset(), steps=STEPS, progress=Silent())
+
+
+def assert_goes_on_to(directory: Path, whole) -> None:
+    resumed = trainer_of(str(directory)).fit(Line().dataset(), steps=STEPS, progress=Silent())
+    assert jax.tree.structure(resumed) == jax.tree.structure(whole)
+    for one, other in zip(jax.tree.leaves(resumed), jax.tree.leaves(whole), strict=True):
+        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_a_signal_saves_and_the_rerun_ends_bit_equal(number, status, tmp_path, whole):
+    """Fault 16: the step is finished, the state saved, the status is the shell's."""
+    process = child("training_child.py", tmp_path, STEPS, 0.2)
+    wait_for_step(process, 5)
+    process.send_signal(number)
+    code, _, _ = finished(process)
+    assert code == status
+    latest = Checkpoints(str(tmp_path)).latest
+    assert latest is not None
+    assert 5 <= latest < STEPS
+    assert latest % 4, "saved where it stood, not at the last multiple of checkpoint_every"
+    assert_goes_on_to(tmp_path, whole)
+
+
+def test_sigkill_loses_only_what_came_after_the_last_save(tmp_path, whole):
+    process = child("training_child.py", tmp_path, STEPS, 0.2)
+    deadline = time.monotonic() + 120
+    while Checkpoints(str(tmp_path)).latest is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    finished(process)
+    latest = Checkpoints(str(tmp_path)).latest
+    assert latest is not None
+    assert latest % 4 == 0
+    assert_goes_on_to(tmp_path, whole)
+
+
+def test_a_second_sigint_leaves_at_once(tmp_path, whole):
+    """Be it in the middle of the save that the first one asked for: nothing is half there."""
+    process = child("training_child.py", tmp_path, STEPS, 0.2)
+    wait_for_step(process, 5)
+    started = time.monotonic()
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    code, _, _ = finished(process)
+    assert code == 130
+    assert time.monotonic() - started < 10
+    assert_goes_on_to(tmp_path, whole)
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory) -> Path:
+    """tests/fault.c, compiled: it breaks the n-th call that changes a file."""
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux and a C compiler")
+    library = tmp_path_factory.mktemp("shim") / "fault.so"
+    command = [compiler, "-shared", "-fPIC", "-o", library, HERE / "fault.c", "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+@pytest.fixture(scope="module")
+def step_one(tmp_path_factory) -> Path:
+    """A directory that holds step 1."""
+    directory = tmp_path_factory.mktemp("one") / "run"
+    save(str(directory), 1)
+    return directory
+
+
+def broken_save(plan: str, directory: Path, shim: Path) -> subprocess.Popen:
+    return child(
+        "saving_child.py",
+        directory,
+        2,
+        BREAK=plan,
+        BREAK_UNDER=str(directory),
+        LD_PRELOAD=str(shim),
+    )
+
+
+def calls_of_a_save(step_one: Path, base: Path, shim: Path) -> int:
+    directory = base / "count"
+    shutil.copytree(step_one, directory)
+    code, _, error = finished(broken_save("count:0", directory, shim))
+    assert code == 0, error
+    return int(error.rpartition("calls=")[2])
+
+
+def check_after(directory: Path, code: int, error: str, plan: str) -> int:
+    """Return the step that stands; all its bytes must, and the next save must work."""
+    checkpoints = Checkpoints(str(directory), keep=1)
+    latest = checkpoints.latest
+    assert latest in (1, 2), f"{plan}: {latest}"
+    state, position = checkpoints.restore(share=DataPartition())
+    np.testing.assert_array_equal(state["w"], np.full(2000, latest, np.float32))
+    assert position == b"%d" % latest
+    if plan.startswith("kill"):
+        assert code == -signal.SIGKILL
+    elif code:
+        assert "CheckpointFailed: checkpoint-2" in error
+        assert str(directory) in error
+    save(str(directory), 3)
+    assert [path.name for path in directory.iterdir()] == ["checkpoint-3"]
+    return latest
+
+
+def break_all(plans: list[str], step_one: Path, base: Path, shim: Path) -> set[int]:
+    """Break a save of step 2 by each plan, two processes at a time."""
+    stood = set()
+    for pair in zip(plans[::2], [*plans[1::2], None], strict=False):
+        running = []
+        for plan in filter(None, pair):
+            directory = base / plan.replace(":", "-")
+            shutil.copytree(step_one, directory)
+            running.append((plan, directory, broken_save(plan, directory, shim)))
+        for plan, directory, process in running:
+            code, _, error = finished(process)
+            stood.add(check_after(directory, code, error, plan))
+            with contextlib.suppress(OSError):
+                shutil.rmtree(directory)
+    return stood
+
+
+def test_a_kill_or_a_full_disk_during_a_save_leaves_a_whole_step(step_one, tmp_path, shim):
+    """Faults 1, 2, 3 and 12 at a few calls from the first to the last; all of them: slow."""
+    calls = calls_of_a_save(step_one, tmp_path, shim)
+    assert calls > 50
+    kills = [f"kill:{1 + n * (calls - 1) // 4}" for n in range(5)]
+    breaks = [f"enospc:{calls // 3}", f"eio:{2 * calls // 3}", f"enospc:{calls // 2}"]
+    assert break_all([*kills, *breaks], step_one, tmp_path, shim) == {1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("action", ["kill", "enospc", "eio"])
+def test_a_fault_at_every_call_of_a_save_leaves_a_whole_step(action, step_one, tmp_path, shim):
+    calls = calls_of_a_save(step_one, tmp_path, shim)
+    plans = [f"{action}:{n}" for n in range(1, calls + 1)]
+    assert break_all(plans, step_one, tmp_path, shim) == {1, 2}
+
+
+def test_a_full_disk_frees_what_it_took(step_one, tmp_path, shim):
+    """Fault 2: an error with path and bytes, the temporary folder gone."""
+    directory = tmp_path / "run"
+    shutil.copytree(step_one, directory)
+    process = broken_save("enospc:60", directory, shim)
+    code, _, error = finished(process)
+    assert code == 1
+    assert "did not land" in error
+    assert "bytes were written, and removed" in error
+    assert not [path for path in directory.iterdir() if is_aside(path.name)]
