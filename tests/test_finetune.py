@@ -180,7 +180,7 @@ def test_a_dry_run_reads_no_weight_and_writes_nothing(model, data, tmp_path, cap
     assert finetune(copy, data, tmp_path / "out", "--dry-run") == 0
     text = capsys.readouterr().out
     assert "float32 [2, 32, 4, 8]" in text  # queries: layers, width, heads, head size
-    assert "GiB" in text
+    assert re.search(r"in all +[0-9.]+ MiB", text)
     assert not (tmp_path / "out").exists()
 
 
@@ -246,6 +246,81 @@ def test_a_stale_lock_is_named_and_taken(tmp_path, capsys):
     with locked(tmp_path, "new"):
         pass
     assert "process 99999999 on gone" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def adapted(model, data, held_out, tmp_path_factory) -> Path:
+    """A run of four updates that trained an adapter of rank 4."""
+    out = tmp_path_factory.mktemp("runs") / "adapted"
+    flags = ("--lora-rank", 4, "--lora_alpha", 8, "--eval_data", held_out)
+    assert finetune(model, data, out, *flags) == 0
+    return out
+
+
+def test_an_adapter_run_writes_pefts_files_and_the_merged_model(adapted, model):
+    config = json.loads((adapted / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8, "LORA")
+    assert not (adapted / "model.safetensors").exists()
+    tensors = load_file(adapted / "adapter_model.safetensors")
+    merged, base = weights(adapted / "merged"), weights(model)
+    name = "model.layers.1.self_attn.q_proj"
+    a, b = (tensors[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
+    # PEFT's definition: W + alpha / r * B A, alpha / r = 2.
+    expected = base[f"{name}.weight"] + 2 * b @ a
+    np.testing.assert_allclose(merged[f"{name}.weight"], expected, atol=1e-6)
+    assert np.abs(b).max() > 0
+    np.testing.assert_array_equal(merged["model.norm.weight"], base["model.norm.weight"])
+
+
+def test_the_merged_model_scores_what_the_adapter_scored(adapted, capsys):
+    assert main(["evaluate", "--config", str(adapted / "config.yaml")]) == 0
+    printed = float(re.search(r"eval_perplexity +([0-9.]+)", capsys.readouterr().out)[1])
+    results = json.loads((adapted / "eval_results.json").read_text())
+    # The table prints six digits; merging changes the order of float32 sums.
+    np.testing.assert_allclose(printed, results["eval_perplexity"], rtol=2e-5)
+
+
+def test_evaluate_writes_what_a_run_measured(finished, held_out, tmp_path, capsys):
+    words = ["evaluate", finished, "--data", held_out, "--max_length", 32, "--output", tmp_path]
+    assert main(list(map(str, words))) == 0
+    ours = json.loads((tmp_path / "eval_results.json").read_text())
+    theirs = json.loads((finished / "eval_results.json").read_text())
+    np.testing.assert_allclose(ours["eval_loss"], theirs["eval_loss"], rtol=1e-6)
+
+
+def test_export_of_a_run_has_the_same_tensors(finished, tmp_path, capsys):
+    assert main(["export", str(finished), str(tmp_path / "out")]) == 0
+    assert "equal to the source" in capsys.readouterr().out
+    assert_equal_weights(finished, tmp_path / "out")
+    assert not (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_generate_continues_the_prompt_and_takes_the_likeliest(finished, capsys):
+    words = ["generate", "--model", str(finished), "--max_new_tokens", "4", "--prompt", "So foul"]
+    assert main(words) == 0
+    first = capsys.readouterr().out
+    assert main(words) == 0
+    assert first == capsys.readouterr().out
+    assert first.startswith("So foul")
+    assert len(first.strip()) > len("So foul")
+
+
+def test_generate_without_a_prompt_is_wrong_use(finished, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert main(["generate", "--model", str(finished)]) == 2
+    assert "--prompt" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_transformers_loads_the_output_folder(finished):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(finished)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(finished)
+    tensors = weights(finished)
+    for name, value in model.state_dict().items():
+        if name in tensors:
+            np.testing.assert_array_equal(value.numpy(), tensors[name], err_msg=name)
+    assert tokenizer.decode(tokenizer("So foul")["input_ids"]) == "So foul"
 
 
 # Signals need real processes. A slow learner of many steps is stopped somewhere in the middle.

@@ -36,7 +36,7 @@ def run(settings: Settings) -> int:
     from bridges.finetune.data import row_length
     from bridges.finetune.scores import scored
     from bridges.run_folder import write_json
-    from dew.cli.generate import model_of
+    from dew.cli.source import model_of
     from dew.data import finite_batches
     from dew.objectives.lm import LMObjective
 

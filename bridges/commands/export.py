@@ -37,8 +37,9 @@ COMMAND = Command(
 def run(settings: Settings) -> int:
     """Export and say what was compared; a difference is a failure, status 1."""
     import bridges
+    from dew.cli.source import merged_copy
 
-    source, target = settings["model_name_or_path"], settings["output_dir"]
+    source, target = merged_copy(settings["model_name_or_path"]), settings["output_dir"]
     bundle = bridges.load(source, revision=settings["model_revision"])
     bridges.export(
         bundle, target, shard_bytes=settings["max_shard_size"], verify=settings["verify"]

@@ -88,4 +88,5 @@ def _memory(memory: Any) -> str:
         ("reused", -memory.aliased),
         ("in all", memory.total),
     )
-    return "\n".join(f"  {name:<12} {size / GIB:9.4f} GiB" for name, size in parts)
+    unit, name = (GIB, "GiB") if memory.total >= GIB else (2**20, "MiB")
+    return "\n".join(f"  {part:<12} {size / unit:9.3f} {name}" for part, size in parts)

@@ -69,16 +69,67 @@ class Adapter:
     adapter = True
 
     def objective(self, bundle: Any, model: Any, seq_len: int) -> Any:
-        """Return next-token prediction over adapters."""
-        raise NotImplementedError
+        """Return next-token prediction over adapters, the model's parameters frozen."""
+        from dew.objectives.lm import LoRAObjective
+
+        return LoRAObjective(model, seq_len, self._lora(bundle))
 
     def write(self, bundle: Any, params: Any, folder: Path) -> None:
         """Write adapter_config.json and adapter_model.safetensors."""
-        raise NotImplementedError
+        import bridges
+
+        bridges.export_adapter(self._adapted(bundle, params), folder)
 
     def finish(self, bundle: Any, params: Any, folder: Path) -> None:
-        """Write the adapter, and the merged model into `merged`, reloaded and compared."""
-        raise NotImplementedError
+        """Write the adapter, and the merged model into `merged`; reload and compare both."""
+        import bridges
+        from bridges.adapters import merge
+
+        live = self._adapted(bundle, params)
+        bridges.export_adapter(live, folder)
+        bridges.export(merge(live), folder / "merged", verify=True)
+        compare_adapters(live, bridges.load_adapter(bundle, folder))
+
+    def _lora(self, bundle: Any) -> Any:
+        from bridges.adapters import adapter_targets
+        from dew.nn.lora import LoRA
+
+        return LoRA(self.rank, self.alpha, adapter_targets(bundle, self.targets))
+
+    def _adapted(self, bundle: Any, params: Any) -> Any:
+        lora = self._lora(bundle)
+        return bundle.replace(
+            model=bundle.model.clone(adapter_scale=lora.scale),
+            variables={"params": bundle.variables["params"], "lora": params},
+            adapter=lora,
+        )
+
+
+def compare_adapters(live: Any, again: Any) -> None:
+    """Hold a reloaded adapter to the one in memory: equal scale, equal leaves, bit for bit.
+
+    Raises:
+        RuntimeError: something differs; the folder does not hold what was trained.
+    """
+    import jax
+    import numpy as np
+
+    ours, theirs = (
+        {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+        for leaves in (
+            jax.tree_util.tree_flatten_with_path(bundle.variables["lora"])[0]
+            for bundle in (live, again)
+        )
+    )
+    differing = [
+        name
+        for name in ours.keys() | theirs.keys()
+        if name not in ours or name not in theirs or not np.array_equal(ours[name], theirs[name])
+    ]
+    if live.model.adapter_scale != again.model.adapter_scale:
+        differing.append(f"scale {live.model.adapter_scale} against {again.model.adapter_scale}")
+    if differing:
+        raise RuntimeError(f"the adapter that was written differs: {', '.join(sorted(differing))}")
 
 
 def method_of(settings: Settings) -> Method:

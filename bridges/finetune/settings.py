@@ -99,7 +99,13 @@ TRAINING = (
 
 OPTIMIZER = (
     Option(
-        "learning_rate", "number", 2e-5, "the highest rate", ("lr",), low=0, section="optimizer"
+        "learning_rate",
+        "number",
+        2e-5,
+        "the highest rate; LoRA usually wants ten times the default",
+        ("lr",),
+        low=0,
+        section="optimizer",
     ),
     Option(
         "lr_scheduler_type",

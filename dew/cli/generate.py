@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from dew.cli.command import Command, Option, Settings
+from dew.cli.source import model_of
 from dew.errors import InputRefused
 
 _DRAWS = {"do_sample": True}
@@ -116,14 +117,6 @@ def run(settings: Settings) -> int:
     else:
         print(_text(task(inputs, **options)[0]["generated_text"]))
     return 0
-
-
-def model_of(settings: Settings) -> str:
-    """Return the model that is meant: a flag's, else the result of the configuration's run."""
-    run_folder = settings["output_dir"]
-    if settings.origins["model_name_or_path"] != "flag" and run_folder is not None:
-        return run_folder
-    return settings["model_name_or_path"]
 
 
 def _prompt(text: str | None) -> str:
