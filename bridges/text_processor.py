@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tokenizers
@@ -35,8 +36,6 @@ class TextProcessor:
         padding_side: `"right"` or `"left"`.
         special_tokens: the named special tokens (`bos_token`, ...) as texts.
         templates: the chat templates.
-        files: file name to bytes: what an export writes so that transformers 4 and 5 both load it.
-            A name may have a folder part (`additional_chat_templates/tool_use.jinja`).
     """
 
     def __init__(
@@ -57,12 +56,12 @@ class TextProcessor:
             generation_config: generation_config.json, for the end ids.
             config: config.json, for ids that the tokenizer's files do not state.
         """
-        self._tokenizer, self._where, self.templates = tokenizer, source.where, templates
-        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        self.max_token_id = max(vocabulary.values(), default=-1)
+        self._tokenizer, self._source, self.templates = tokenizer, source, templates
+        self._where = source.where
+        self.max_token_id = max(tokenizer.get_vocab().values(), default=-1)
         self.vocab_size = self.max_token_id + 1
         self.special_tokens = {name: spec.content for name, spec in source.special.items()}
-        ids = {name: vocabulary.get(text) for name, text in self.special_tokens.items()}
+        ids = {name: tokenizer.token_to_id(text) for name, text in self.special_tokens.items()}
         config, generation_config = config or {}, generation_config or {}
         self.bos_token_id = _first(ids.get("bos_token"), _ids_of(config, "bos_token_id"))
         eos = _ids_of(generation_config, "eos_token_id") or _ids_of(config, "eos_token_id")
@@ -86,7 +85,14 @@ class TextProcessor:
         # A text may bring its own start token, as chat templates do: it must not come twice.
         added = self._run([""], True)[0].ids
         self._adds_bos = self.bos_token_id is not None and added[:1] == [self.bos_token_id]
-        self.files = _files(self, source)
+
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        """File name to bytes: what an export writes so that transformers 4 and 5 both load it.
+
+        A name may have a folder part (`additional_chat_templates/tool_use.jinja`).
+        """
+        return _files(self, self._source)
 
     @property
     def chat_template(self) -> str | None:

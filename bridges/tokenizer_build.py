@@ -46,7 +46,7 @@ def build_processor(
         check_definition(files.definition, where)
         tokenizer = load_tokenizer(files.raw["tokenizer.json"], where)
         declared = added_ids(files.definition, where)
-        check_numbering(declared, tokenizer.get_vocab(with_added_tokens=True), where)
+        check_numbering(declared, tokenizer.token_to_id, where)
     else:
         tokenizer = byte_level_bpe(
             files.vocabulary or {},
@@ -150,7 +150,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, files: TokenizerFiles) -> None:
         _add(tokenizer, spec)
     declared = [(spec.content, number) for number, spec in files.added.items()]
     where = f"{files.where}/tokenizer_config.json"
-    check_numbering(declared, tokenizer.get_vocab(with_added_tokens=True), where)
+    check_numbering(declared, tokenizer.token_to_id, where)
 
 
 def _add(tokenizer: tokenizers.Tokenizer, spec: TokenSpec) -> None:

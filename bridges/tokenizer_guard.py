@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridges.regex_guard import backtracks
@@ -104,22 +104,22 @@ def check_merges(
 
 
 def check_numbering(
-    declared: Sequence[tuple[str, int]], given: Mapping[str, int], where: str
+    declared: Sequence[tuple[str, int]], given: Callable[[str], int | None], where: str
 ) -> None:
     """Refuse added tokens to which the library gave another id than the file states.
 
     Args:
         declared: token and id as the file states them.
-        given: token to id as the library numbers them.
+        given: a token's id as the library numbers it.
         where: the file's name for messages.
 
     Raises:
         InputRefused: naming each such token, its stated id and the library's.
     """
     problems = [
-        f"{shown(token)}: the file says id {number}, the library would use {given.get(token)}"
+        f"{shown(token)}: the file says id {number}, the library would use {given(token)}"
         for token, number in declared
-        if given.get(token) != number
+        if given(token) != number
     ]
     if problems:
         heading = f"{where}: added tokens whose ids do not follow the vocabulary:"
@@ -164,10 +164,8 @@ def _pairs(merges: Any, where: str) -> list[tuple[str, str]]:
     """Return merges of either spelling, `"a b"` or `["a", "b"]`, as pairs."""
     pairs = []
     for merge in merges if isinstance(merges, list) else [merges]:
-        parts = merge.split(" ") if isinstance(merge, str) else merge
-        if not (
-            isinstance(parts, list) and len(parts) == 2 and all(isinstance(p, str) for p in parts)
-        ):
+        parts = merge.split(" ") if type(merge) is str else merge
+        if type(parts) is not list or len(parts) != 2 or {*map(type, parts)} != {str}:
             raise InputRefused(
                 f"{where}: the merge {shown(merge)} is no pair. Expected two tokens, "
                 '`["a", "b"]` or `"a b"`.'
