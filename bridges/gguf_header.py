@@ -32,6 +32,37 @@ SCALARS = {
     11: "<i8",
     12: "<f8",
 }
+# What gguf 0.19 turns into float32; its enumeration also has integers and types without code.
+DEQUANTISED = frozenset(
+    [
+        "F32",
+        "F16",
+        "BF16",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q8_0",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "TQ1_0",
+        "TQ2_0",
+        "MXFP4",
+        "NVFP4",
+        "IQ1_S",
+        "IQ1_M",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ2_S",
+        "IQ3_XXS",
+        "IQ3_S",
+        "IQ4_NL",
+        "IQ4_XS",
+    ]
+)
 SMALLEST_FIELD = 8 + 4 + 1
 SMALLEST_TENSOR = 8 + 4 + 4 + 8
 
@@ -260,15 +291,14 @@ def _stored_bytes(dimensions: tuple[int, ...], kind: int) -> tuple[int, str | No
 def block_sizes() -> dict[int, tuple[str, int, int]]:
     """Return ggml type number to (name, elements of a block, bytes of a block).
 
-    Only the types that dequantise to numbers of a weight; the sizes come from the gguf package.
+    Only the types that become weights; numbers and sizes come from the gguf package.
     """
     import gguf
 
-    integers = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
     return {
         int(kind): (kind.name, block, size)
         for kind, (block, size) in gguf.GGML_QUANT_SIZES.items()
-        if kind.name not in integers
+        if kind.name in DEQUANTISED
     }
 
 

@@ -203,6 +203,9 @@ SETTINGS = [
     settings_case(
         "BP088", "run.json", {"name": "../../evil", "directory": "/", "group": "a/../../b"}, "name"
     ),
+    settings_case(
+        "BP090", "sweep.json", {"grid": {f"p{i}": list(range(10)) for i in range(9)}}, "'grid'"
+    ),
     settings_case("BP088-name", "run.json", {"run_name": "../../evil"}, "run_name", "100"),
     settings_case("BP089", "run.json", WRONG, "learning_rate", "steps", "lerning_rate", "nan"),
 ]

@@ -10,6 +10,7 @@ import pytest
 from helpers import llama_config, llama_tensors
 
 from bridges.files import open_tensors
+from bridges.gguf_header import DEQUANTISED, block_sizes
 from bridges.gguf_llama import LLAMA3, llama3_factors
 from dew.errors import InputRefused
 
@@ -180,6 +181,17 @@ def test_llama3_divisors_become_its_scaling(tmp_path):
     write_gguf(*arguments, {"rope_freqs.weight": divisors * np.float32(1.01)})
     with pytest.raises(InputRefused, match=r"rope_freqs\.weight"):
         open_tensors(tmp_path)
+
+
+def test_every_listed_type_dequantises():
+    # Zeros of one block of each type: the package has code for all that the header lets pass.
+    from gguf import GGMLQuantizationType, quants
+
+    kinds = block_sizes()
+    assert {name for name, _, _ in kinds.values()} == DEQUANTISED
+    for number, (_, block, size) in kinds.items():
+        weight = quants.dequantize(np.zeros((1, size), np.uint8), GGMLQuantizationType(number))
+        assert (weight.shape, weight.dtype) == ((1, block), np.float32)
 
 
 def test_another_architecture_is_refused_with_those_known(tmp_path):
