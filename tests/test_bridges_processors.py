@@ -660,3 +660,20 @@ def test_word_tokenizers_of_any_model_are_read(tmp_path):
         processor = read_processor(tmp_path)
     assert processor.encode(SENTENCES[3]) == tokenizer.encode(SENTENCES[3]).ids
     assert processor.decode(processor.encode(SENTENCES[3])) == SENTENCES[3]
+
+
+@pytest.mark.assets
+def test_smollm2s_gguf_file_gives_its_ids(smollm2_gguf):
+    # The ids that transformers 5.24 gives these texts from the same file (its digits rule: one
+    # token a digit).
+    from bridges.files import open_tensors
+
+    processor = gguf_processor(open_tensors(smollm2_gguf).metadata)
+    assert processor.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
+    digits = [216, 33, 34, 35, 36, 37]
+    assert processor.encode("The capital of France is 12345")[5:] == digits
+    assert processor.encode("éß😀 x's <|im_start|>user\nhi<|im_end|>\n") == [
+        *(2756, 34878, 10813, 242, 218, 1792, 506, 216, 1, 4093, 198, 6004, 2, 198)
+    ]
+    assert (processor.bos_token_id, processor.eos_token_ids) == (1, (2,))
+    assert (processor.vocab_size, processor.model_max_length) == (49152, 8192)
