@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +60,20 @@ def load(
     """
     compute, storage = _dtype("dtype", dtype), _dtype("param_dtype", param_dtype)
     path = resolve(source, revision)
-    if path.is_dir() and os.path.lexists(path / "config.json"):
-        config, tensors = read_json(contained(path, "config.json")), None
-        processor = _folder_processor(path, config)
-    else:
-        config, tensors, processor = _open_gguf(path)
+    config, open_weights, read_processor = _opened(path)
     where = shown_path(path / "config.json" if path.is_dir() else path)
     family, model = _model(config, where, strict)
-    table, bare = table_tensors(family, tensors or open_tensors(path))
-    model, table, tied_copy = settle_head(family, model, table)
-    table = cut_padding(family, model, table)
-    _check_tokens(processor, model, where)
     model = model.clone(dtype=compute, param_dtype=storage)
-    try:
-        params = into_tree(family.rows(model), table, _shapes(family, model, table), storage)
-    except WeightMismatch as error:
-        raise WeightMismatch(f"{shown_path(path)}: {error}") from None
+    with ThreadPoolExecutor(1) as pool:
+        # Copying weights leaves the interpreter free to build the tokenizer meanwhile.
+        reading = pool.submit(read_processor)
+        model, table, layout = _table(family, model, open_weights())
+        try:
+            params = into_tree(family.rows(model), table, _shapes(family, model, table), storage)
+        except WeightMismatch as error:
+            raise WeightMismatch(f"{shown_path(path)}: {error}") from None
+        processor = reading.result()
+    _check_tokens(processor, model, where)
     return Bundle(
         model=model,
         variables={"params": params},
@@ -83,7 +82,7 @@ def load(
         family=family.model_type,
         generation_config=_generation_config(path),
         source=os.fspath(source),
-        stored=StoredLayout(bare, tied_copy, {n: table.info(n).dtype for n in table.names()}),
+        stored=layout,
     )
 
 
@@ -118,37 +117,40 @@ def _dtype(name: str, value: Any) -> str:
     return found
 
 
-def _open_gguf(path: Path) -> tuple[dict[str, Any], Any, Any]:
-    """Return config, tensors and processor of a GGUF file, or of a folder that holds just one."""
-    if path.is_dir():
-        ggufs = [entry for entry in sorted(path.iterdir()) if entry.suffix == ".gguf"]
-        if os.path.lexists(path / "adapter_config.json"):
-            raise InputRefused(
-                f"{shown_path(path)}: holds an adapter, not a model. Load the model it was made "
-                "for and lay the adapter over it with bridges.load_adapter(bundle, folder)."
-            )
-        if len(ggufs) != 1:
-            raise InputRefused(
-                f"{shown_path(path)}: no config.json. Expected a Hugging Face folder (config.json, "
-                "model.safetensors, tokenizer.json) or a folder with one .gguf file."
-            )
-        path = ggufs[0]
-    elif path.suffix != ".gguf":
-        raise InputRefused(
-            f"{shown_path(path)}: expected a folder with config.json, or a .gguf file. For "
-            "safetensors give the folder that holds it: the shapes' meaning is in config.json."
-        )
+def _opened(path: Path) -> tuple[dict[str, Any], Callable[[], Any], Callable[[], Any]]:
+    """Return a source's config, and how to open its weights and to read its tokenizer."""
+    from bridges.processors import gguf_processor, read_processor
+
+    if path.is_dir() and os.path.lexists(path / "config.json"):
+        config = read_json(contained(path, "config.json"))
+        return config, lambda: open_tensors(path), lambda: read_processor(path, config)
     from bridges.gguf_file import open_gguf
-    from bridges.processors import gguf_processor
 
-    file = open_gguf(path)
-    return file.config(), file, gguf_processor(file.metadata)
+    file = open_gguf(_gguf_path(path))
+    return file.config(), lambda: file, lambda: gguf_processor(file.metadata)
 
 
-def _folder_processor(path: Path, config: dict[str, Any]) -> Any:
-    from bridges.processors import read_processor
-
-    return read_processor(path, config)
+def _gguf_path(path: Path) -> Path:
+    """Return the GGUF file that a source without config.json must be, or hold alone."""
+    if not path.is_dir():
+        if path.suffix != ".gguf":
+            raise InputRefused(
+                f"{shown_path(path)}: expected a folder with config.json, or a .gguf file. For "
+                "safetensors give their folder: what the shapes mean is in config.json."
+            )
+        return path
+    if os.path.lexists(path / "adapter_config.json"):
+        raise InputRefused(
+            f"{shown_path(path)}: holds an adapter, not a model. Load the model it was made "
+            "for and lay the adapter over it with bridges.load_adapter(bundle, folder)."
+        )
+    ggufs = [entry for entry in sorted(path.iterdir()) if entry.suffix == ".gguf"]
+    if len(ggufs) != 1:
+        raise InputRefused(
+            f"{shown_path(path)}: no config.json. Expected a Hugging Face folder (config.json, "
+            "model.safetensors, tokenizer.json) or a folder with one .gguf file."
+        )
+    return ggufs[0]
 
 
 def _model(config: dict[str, Any], where: str, strict: bool) -> tuple[Family, Any]:
@@ -172,6 +174,15 @@ def _model(config: dict[str, Any], where: str, strict: bool) -> tuple[Family, An
             raise InputRefused(f"{message}\nremove them, or load without strict")
         warnings.warn(message, stacklevel=3)
     return family, model
+
+
+def _table(family: Family, model: Any, tensors: Any) -> tuple[Any, TableTensors, StoredLayout]:
+    """Return the model with its head settled, its tensors by the table's names, and the layout."""
+    table, bare = table_tensors(family, tensors)
+    model, table, tied_copy = settle_head(family, model, table)
+    table = cut_padding(family, model, table)
+    dtypes = {name: table.info(name).dtype for name in table.names()}
+    return model, table, StoredLayout(bare, tied_copy, dtypes)
 
 
 def _shapes(family: Family, model: Any, tensors: TableTensors) -> dict:

@@ -113,7 +113,7 @@ def settle_head(
     warnings.warn(
         f"{head} differs from {embedding} although tie_word_embeddings is true: the head is kept "
         "on its own, as transformers 5 does",
-        stacklevel=3,
+        stacklevel=4,
     )
     return model.clone(tied_head=False), tensors, False
 
@@ -136,7 +136,7 @@ def cut_padding(family: Family, model: Any, tensors: TableTensors) -> TableTenso
     warnings.warn(
         f"{' and '.join(stored)} hold {found} rows for vocab_size {shown(model.vocab_size)}: the "
         "rows beyond it are padding and are left out, here and in an export",
-        stacklevel=3,
+        stacklevel=4,
     )
     return TableTensors(tensors.inner, tensors.stored, {n: model.vocab_size for n in stored})
 
