@@ -270,6 +270,17 @@ def test_casting_is_exact_where_it_can_be():
     )
 
 
+@pytest.mark.assets
+@pytest.mark.slow
+def test_a_gguf_export_holds_its_dequantised_values(smollm2_gguf, tmp_path):
+    bridges.export(load(smollm2_gguf), tmp_path / "b", verify=False)
+    source, target = open_tensors(smollm2_gguf), open_tensors(tmp_path / "b")
+    assert set(target.names()) == set(source.names())
+    for name in source.names():
+        assert np.array_equal(target.read(name), source.read(name)), name
+        source.release(name)
+
+
 # Against transformers.
 
 
