@@ -75,24 +75,8 @@ def gguf_processor(
             "the file again."
         )
     vocabulary = _vocabulary(tokens, where)
-    special = _special(metadata, tokens, types, where)
-    if kind == "gpt2":
-        tokenizer, starts = _byte_level(metadata, vocabulary, where)
-    elif kind == "llama":
-        scores = _list(metadata, "scores", float, where)
-        prefix = metadata.get(f"{KEY}add_space_prefix", True) is not False
-        unknown = special.get("unk_token")
-        tokenizer, starts = (
-            sentencepiece_bpe(
-                vocabulary, scores, where, unknown=unknown and unknown.content, prefix=prefix
-            ),
-            True,
-        )
-    else:
-        raise InputRefused(
-            f"{where}: {KEY}model is {shown(kind)}. dew reads 'gpt2' (byte-level pairs) and "
-            "'llama' (SentencePiece pairs); take the safetensors form of this model."
-        )
+    special = _special(metadata, tokens, where)
+    tokenizer, starts = _tokenizer(metadata, vocabulary, special, where)
     files = TokenizerFiles(
         where=where,
         settings=_settings(metadata, special, starts),
@@ -100,12 +84,32 @@ def gguf_processor(
         added=_added(tokens, types, special),
     )
     templates = ChatTemplates(named_templates(_templates(metadata), where), where)
-    ends = [special["eos_token"].content] if "eos_token" in special else []
-    ids = [vocabulary[text] for text in ends]
-    ids += [_id(metadata, key, tokens, where) for key in MORE_ENDS if f"{KEY}{key}" in metadata]
-    generation = {"eos_token_id": list(dict.fromkeys(ids))} if ids else {}
+    ends = [vocabulary[special["eos_token"].content]] if "eos_token" in special else []
+    ends += [_id(metadata, key, tokens, where) for key in MORE_ENDS if f"{KEY}{key}" in metadata]
+    generation = {"eos_token_id": list(dict.fromkeys(ends))} if ends else {}
     return finish_processor(
         tokenizer, files, templates, generation_config=generation, config=config
+    )
+
+
+def _tokenizer(
+    metadata: Mapping[str, Any],
+    vocabulary: dict[str, int],
+    special: Mapping[str, TokenSpec],
+    where: str,
+) -> tuple[tokenizers.Tokenizer, bool]:
+    """Return the tokenizer of the file's kind, and whether its family starts texts with a token."""
+    kind = metadata[f"{KEY}model"]
+    if kind == "gpt2":
+        return _byte_level(metadata, vocabulary, where)
+    if kind == "llama":
+        scores = _list(metadata, "scores", float, where)
+        prefix = metadata.get(f"{KEY}add_space_prefix", True) is not False
+        unknown = special["unk_token"].content if "unk_token" in special else None
+        return sentencepiece_bpe(vocabulary, scores, where, unknown=unknown, prefix=prefix), True
+    raise InputRefused(
+        f"{where}: {KEY}model is {shown(kind)}. dew reads 'gpt2' (byte-level pairs) and 'llama' "
+        "(SentencePiece pairs); take the safetensors form of this model."
     )
 
 
@@ -193,7 +197,7 @@ def _id(metadata: Mapping[str, Any], key: str, tokens: Sequence[str], where: str
 
 
 def _special(
-    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], where: str
+    metadata: Mapping[str, Any], tokens: Sequence[str], where: str
 ) -> dict[str, TokenSpec]:
     """Return the named special tokens."""
     special = {}
