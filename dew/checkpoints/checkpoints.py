@@ -32,6 +32,8 @@ from dew.typing import Variables
 
 SAVE_NOW = "save-now"
 
+LONGEST_CAUSE = 500
+
 
 class Checkpoints:
     """The checkpoints of one run, under `directory`/checkpoint-<step>.
@@ -215,14 +217,13 @@ class Checkpoints:
 
     def _write(self, description: Manifest, leaves, rows, state) -> None:
         """Write one checkpoint; runs on a thread of its own, so its error waits for `wait`."""
-        aside: Path | None = None
-        step = description.step
+        step, directory = description.step, Path(self.directory)
+        aside = commit.aside_folder(directory, step)
         try:
-            directory = Path(self.directory)
             if not self._swept:
                 commit.sweep(directory)
                 self._swept = True
-            aside = commit.begin(directory, step)
+            commit.begin(aside)
             write_tree(aside, leaves, rows)
             self._write_extra(step, state, aside)
             self._describe(aside, description)
@@ -260,13 +261,14 @@ class Checkpoints:
         for step in [*expendable(self._steps(), self.keep), *damaged]:
             commit.remove(self._folder(step))
 
-    def _failed(self, step: int, aside: Path | None, error: BaseException) -> CheckpointFailed:
-        written = commit.bytes_under(aside) if aside is not None else 0
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
+    def _failed(self, step: int, aside: Path, error: BaseException) -> CheckpointFailed:
+        written = commit.bytes_under(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        # TensorStore adds its whole specification to its messages.
+        cause = f"{type(error).__name__}: {error}".partition(" [tensorstore_spec=")[0]
         failure = CheckpointFailed(
             f"checkpoint-{step} did not land in {self.directory} ({written} bytes were written, "
-            f"and removed): {type(error).__name__}: {error}. Older checkpoints are as they were; "
+            f"and removed): {cause[:LONGEST_CAUSE]}. Older checkpoints are as they were; "
             "free space or pass another directory, then start again."
         )
         failure.__cause__ = error

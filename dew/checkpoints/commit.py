@@ -41,12 +41,15 @@ def is_aside(name: str) -> bool:
     return name.startswith(PREFIX) and ASIDE in name
 
 
-def begin(directory: Path, step: int) -> Path:
-    """Return a fresh folder aside, marked incomplete as Hugging Face marks one."""
-    folder = directory / f"{folder_name(step)}{ASIDE}{uuid.uuid4().hex[:8]}"
-    folder.mkdir(parents=True)
-    (folder / SENTINEL).write_text("This checkpoint is being written.\n")
-    return folder
+def aside_folder(directory: Path, step: int) -> Path:
+    """Return a name, in nobody's use, for a checkpoint on its way in."""
+    return directory / f"{folder_name(step)}{ASIDE}{uuid.uuid4().hex[:8]}"
+
+
+def begin(aside: Path) -> None:
+    """Make a folder aside, marked incomplete as Hugging Face marks one."""
+    aside.mkdir(parents=True)
+    (aside / SENTINEL).write_text("This checkpoint is being written.\n")
 
 
 def files_under(folder: Path) -> Iterator[Path]:

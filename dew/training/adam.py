@@ -28,11 +28,11 @@ def scale_by_adam(
     Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1.
     """
 
-    def update(gradients: Any, state: optax.ScaleByAdamState, params: Any = None):
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
         count = optax.safe_increment(state.count)
-        mu = _mixed(gradients, state.mu, b1, lambda g: g)
-        nu = _mixed(gradients, state.nu, b2, lambda g: g * g)
+        mu = _mixed(updates, state.mu, b1, lambda g: g)
+        nu = _mixed(updates, state.nu, b2, lambda g: g * g)
         first, second = _correction(b1, count), _correction(b2, count)
         scaled = jax.tree.map(lambda m, v: (m / first) / (jnp.sqrt(v / second) + eps), mu, nu)
         return scaled, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
@@ -73,5 +73,5 @@ def _mixed(gradients: Any, moments: Any, decay: float, power: Callable[[Any], An
     return jax.tree.map(lambda g, m: decay * m + (1.0 - decay) * power(g), gradients, moments)
 
 
-def _correction(decay: float, count: jax.Array) -> jax.Array:
-    return -jnp.expm1(count * math.log(decay)) if decay > 0 else jnp.ones(())
+def _correction(decay: float, count: Any) -> jax.Array:
+    return -jnp.expm1(jnp.asarray(count) * math.log(decay)) if decay > 0 else jnp.ones(())
