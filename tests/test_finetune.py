@@ -101,6 +101,9 @@ def test_the_log_has_hugging_faces_names(finished):
         *("loss", "grad_norm", "learning_rate", "epoch", "step_seconds"),
         "tokens_per_second_per_device",
     }
+    # Two rows of 31 targets, less those that begin a document or are padding, a step.
+    tokens = [record["num_tokens"] for record in trained]
+    assert 0 < tokens[0] < tokens[1] <= 4 * 2 * 31
     # Linear from 1e-2 over four updates: the fourth one, counted from 0, has a quarter left.
     np.testing.assert_allclose(trained[1]["learning_rate"], 1e-2 * 0.25, rtol=1e-6)
     state = json.loads((finished / "trainer_state.json").read_text())
@@ -224,6 +227,42 @@ def test_a_folder_of_other_things_is_no_output_folder(model, data, tmp_path, cap
     (tmp_path / "thesis.txt").write_text("years of work")
     assert finetune(model, data, tmp_path) == 2
     assert "thesis.txt" in capsys.readouterr().err
+
+
+def test_tokens_are_counted_over_epochs_in_the_order_of_the_rows():
+    from bridges.finetune.tokens import token_counter
+    from dew.data import DataPartition, RowStream, TokenRows
+
+    text = np.arange(40, dtype=np.int32).reshape(5, 8)
+    segments = np.asarray([[1] * n + [0] * (8 - n) for n in (8, 7, 5, 3, 2)], np.int32)
+    rows = TokenRows(text, segments)
+    count = token_counter(rows, seed=3, batch=2)
+    stream, total = RowStream(rows, DataPartition(), batch=2, seed=3), 0
+    for microbatches in range(8):
+        assert count(microbatches) == total
+        # A row of n tokens of one document has n - 1 targets.
+        total += int((next(stream)["segments"] > 0).sum()) - 2
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path):
+    # A limit on file sizes fails in the middle of a write, as a full disk does.
+    import resource
+
+    from bridges.run_folder import write_atomic
+
+    path = tmp_path / "results.json"
+    write_atomic(path, "old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_atomic(path, "new" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
 
 
 def test_a_second_run_on_a_folder_is_refused_by_pid_and_host(tmp_path):

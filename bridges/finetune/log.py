@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,8 +16,6 @@ _NAMES = {
     "train/loss": "loss",
     "train/grad_norm": "grad_norm",
     "train/learning_rate": "learning_rate",
-    "train/tokens": "num_tokens",
-    "train/mass": "num_tokens",
     "val/perplexity": "eval_perplexity",
 }
 
@@ -30,6 +28,7 @@ class RunLog:
             they will be written again.
         plan: the sizes of the run.
         microbatches: where the run goes on.
+        tokens: the targets counted after so many microbatches; None logs none.
         lines: where to print each record as JSON too; None prints none.
     """
 
@@ -39,6 +38,7 @@ class RunLog:
         plan: Plan,
         *,
         microbatches: int = 0,
+        tokens: Callable[[int], int] | None = None,
         lines: TextIO | None = None,
     ):
         self.history = [
@@ -51,7 +51,7 @@ class RunLog:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)
         self._file = path.open("a", encoding="utf-8")
-        self._plan, self._lines = plan, lines
+        self._plan, self._tokens, self._lines = plan, tokens, lines
 
     def log(self, scalars: Mapping[str, Any], step: int) -> None:
         """Write the scalars of microbatch `step`."""
@@ -60,6 +60,8 @@ class RunLog:
         for name, value in scalars.items():
             if not name.startswith("evaluation/"):
                 record[_renamed(name)] = _number(value)
+        if "loss" in record and self._tokens is not None:
+            record["num_tokens"] = self._tokens(step)
         if "eval_perplexity" in record and isinstance(record["eval_perplexity"], float):
             record["eval_loss"] = math.log(record["eval_perplexity"])
         self.record(record)

@@ -13,6 +13,7 @@ from bridges.finetune.log import RunLog, write_loss_plot
 from bridges.finetune.parts import Parts
 from bridges.finetune.scores import scored
 from bridges.finetune.settings import settings_yaml
+from bridges.finetune.tokens import token_counter
 from bridges.model_card import model_card, versions
 from bridges.run_checkpoints import RunCheckpoints
 from bridges.run_folder import LOG, STATE, write_atomic, write_json
@@ -24,7 +25,8 @@ def train(parts: Parts) -> int:
     checkpoints = _checkpoints(parts)
     start = 0 if checkpoints is None else checkpoints.latest or 0
     lines = sys.stdout if settings["log_format"] == "json" and not settings["quiet"] else None
-    log = RunLog(parts.folder / LOG, plan, microbatches=start, lines=lines)
+    tokens = token_counter(parts.data.rows, seed=settings["seed"], batch=plan.rows)
+    log = RunLog(parts.folder / LOG, plan, microbatches=start, tokens=tokens, lines=lines)
     if checkpoints is not None:
         checkpoints.describe = lambda step, folder: _write_state(parts, log, step, folder)
     if start:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    shape, warnings.formatwarning = warnings.formatwarning, _warning_line
     try:
         return _dispatch(words)
     except BrokenPipeError:
@@ -38,6 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         return _status(error)
+    finally:
+        warnings.formatwarning = shape
+
+
+def _warning_line(message: object, *_: object, **__: object) -> str:
+    """Return a warning as people read it: where in dew's code it arose is nothing to them."""
+    return f"dew: warning: {message}\n"
 
 
 def _status(error: BaseException) -> int:
