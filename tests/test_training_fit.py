@@ -150,6 +150,18 @@ def test_a_finished_run_does_nothing_more(tmp_path):
     assert reports == []
 
 
+def test_a_file_asks_for_a_save_without_stopping(tmp_path):
+    def ask(scalars, step):
+        if step == 3:
+            (tmp_path / "save-now").touch()
+
+    trainer = trainer_of(tmp_path)
+    trainer.checkpoints = Checkpoints(str(tmp_path), keep=9)
+    trainer.fit(Line().dataset(), steps=6, log_every=1, progress=QUIET, on_report=ask)
+    assert not (tmp_path / "save-now").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3", "checkpoint-6"]
+
+
 def test_steps_is_a_total(tmp_path):
     trainer_of(tmp_path).fit(Line().dataset(), steps=4, progress=QUIET)
     longer = trainer_of(tmp_path).fit(Line().dataset(), steps=9, progress=QUIET)

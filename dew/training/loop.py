@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 import warnings
@@ -28,6 +29,9 @@ from dew.training.step import flush
 
 AHEAD = 2
 """Steps that may be queued on the device. More gains nothing, and on CPU some forty deadlock."""
+
+SAVE_NOW = "save-now"
+"""A file of this name in the checkpoints' directory asks a run to save after its next step."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +299,16 @@ class Loop:
         self.saved_step = step
         self.since_save.reset()
         self._pause(time.perf_counter() - started)
+
+    def _asked_to_save(self) -> bool:
+        """Take away the file that asks for a save, and tell whether it was there."""
+        if self.trainer.checkpoints is None:
+            return False
+        try:
+            os.unlink(os.path.join(self.trainer.checkpoints.directory, SAVE_NOW))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _save_metrics(self, step: int) -> dict[str, float]:
         """Return the scores of this step, and the loss that decides which save is best.

@@ -99,7 +99,8 @@ class Trainer:
         """Train until `steps` microbatches are in, and return the state.
 
         With checkpoints, a run goes on from the last one, with the data that came next, and ends
-        bit for bit as if it had never stopped; the final state is saved too.
+        bit for bit as if it had never stopped; the final state is saved too. A file `save-now` in
+        the checkpoints' directory asks for a save after the step at hand.
 
         Args:
             dataset: opens the training and validation batches.
