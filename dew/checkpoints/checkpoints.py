@@ -198,17 +198,6 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             raise failure
 
-    def asked(self) -> bool:
-        """Return whether somebody wants a save after this step, and forget it: `save-now` is there.
-
-        `touch DIRECTORY/save-now` asks for one without stopping the run.
-        """
-        request = Path(self.directory) / SAVE_NOW
-        if not request.exists():
-            return False
-        request.unlink(missing_ok=True)
-        return True
-
     def _write_extra(self, step: int, state: Any, folder: Path) -> None:
         """Add files beside `dew/` before the checkpoint is committed; for subclasses.
 

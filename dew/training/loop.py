@@ -168,9 +168,7 @@ class Loop:
             self._report(state, step)
         if due(self.schedule.eval_every, step):
             self._evaluate(state, step)
-        checkpoints = self.trainer.checkpoints
-        asked = checkpoints is not None and checkpoints.asked()
-        if asked or due(self.schedule.checkpoint_every, step):
+        if self._asked_to_save() or due(self.schedule.checkpoint_every, step):
             self._save(state, step)
 
     def _end(self, state: TrainState) -> TrainState:
