@@ -232,13 +232,14 @@ def _from_pretrained(source: Path, precision: str) -> tuple[Any, dict[str, Any]]
 
     folder, extra = _address(source)
     with _quiet():
-        model, info = AutoModelForCausalLM.from_pretrained(
+        read: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=getattr(torch, precision),
             output_loading_info=True,
             local_files_only=True,
             **extra,
         )
+    model, info = read
     model.eval()
     if precision == EXACT:
         _recompute_rotary_tables(model)

@@ -21,12 +21,13 @@ def mean_loss_and_gradients(
         batch: `text` and `segments`, int32 [B, L + 1].
     """
     import jax
+    import jax.numpy as jnp
 
     from dew.objectives.base import Step
     from dew.objectives.lm import LMObjective
 
     objective = LMObjective(subject.bundle.model, batch["text"].shape[1] - 1)
-    step = Step(step=np.int32(0), key=jax.random.key(0), ema=None)
+    step = Step(step=jnp.int32(0), key=jax.random.key(0), ema=None)
 
     @jax.jit
     @jax.value_and_grad

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,13 +43,14 @@ class Perplexity:
         from dew.evaluation.run import evaluate
         from dew.objectives.lm import LMObjective
 
+        metrics: list[Any] = [Metric()]
         objective = LMObjective(subject.bundle.model, inputs[0]["text"].shape[1] - 1)
         found = evaluate(
             objective,
             subject.bundle.variables,
             inputs,
             key=jax.random.key(0),
-            metrics=[Metric()],
+            metrics=metrics,
         )
         return found.scores["val/perplexity"]
 
