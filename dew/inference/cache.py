@@ -14,14 +14,15 @@ from dew.nn.block import Block
 from dew.nn.norms import NORMS
 from dew.typing import Variables
 
-SMALLEST_BUCKET = 32
+SMALLEST_BUCKET = 16
 LARGEST_DOUBLING = 256
 
 
 class Prefilled(NamedTuple):
     """What a prompt leaves behind: `logits` [N, V] of the next token, and each layer's cache.
 
-    Keys and values are [N, G, S, K]: a query of one token reads them without a transpose.
+    Keys and values are [N * G, S, K], groups within rows: a query of one token reads them without
+    a transpose or a reshape.
     """
 
     logits: jax.Array
@@ -86,10 +87,15 @@ def prefill(
     x, filled = jax.lax.scan(layer, x, stacked)
     params = variables["params"]
     norm = NORMS[model.norm](model.norm_epsilon, model.param_dtype)
-    last = norm.apply({"params": params.get("final_norm", params.get("norm"))}, x[:, -1])
+    last = norm.apply({"params": params["final_norm"]}, x[:, -1])
     logits = next_logits(jnp.asarray(last), model.apply(variables, method="head_table"))
     room = ((0, 0), (0, 0), (0, 0), (0, slots - tokens.shape[1]), (0, 0))
-    keys, values = (jnp.pad(part.transpose(0, 1, 3, 2, 4), room) for part in filled)
+    keys, values = (
+        jnp.pad(part.transpose(0, 1, 3, 2, 4), room).reshape(
+            model.num_layers, -1, slots, spec.head_features
+        )
+        for part in filled
+    )
     layers = tuple(KVCache(keys[i], values[i]) for i in range(model.num_layers))
     return Prefilled(logits, layers)
 

@@ -228,15 +228,16 @@ def _begin(fixed, call: _Call, choice: Choice, prompts, real) -> State:
         positions=jnp.asarray(lengths),
         finished=jnp.zeros(len(tokens), bool),
         seen=jnp.asarray(seen),
-        keys=_row_keys(call.settings.seed, call.first_row, len(tokens)),
+        keys=_row_keys(np.uint32(call.settings.seed), np.int32(call.first_row), len(tokens)),
         count=jnp.int32(0),
     )
     return first_token(fixed[1], fixed[2], filled.logits, state, choice)
 
 
-def _row_keys(seed: int, first: int, rows: int) -> jax.Array:
+@partial(jax.jit, static_argnums=2)
+def _row_keys(seed: np.uint32, first: np.int32, rows: int) -> jax.Array:
     fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    return fold(jax.random.key(seed), jnp.arange(first, first + rows))
+    return fold(jax.random.key(seed), first + jnp.arange(rows))
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)

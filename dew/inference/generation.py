@@ -302,5 +302,5 @@ _RANGES = {
     "min_p": ("a number in [0, 1]", _number(lambda v: 0 <= v <= 1)),
     "repetition_penalty": ("a number above 0", _number(lambda v: v > 0)),
     "num_return_sequences": ("an integer of at least 1", _count(1)),
-    "seed": ("an integer in [0, 2**63)", _count(0, 2**63 - 1)),
+    "seed": ("an integer in [0, 2**32)", _count(0, 2**32 - 1)),
 }

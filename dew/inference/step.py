@@ -35,7 +35,7 @@ def decode_step(
     Args:
         model: the `CausalTransformer` that the weights come from.
         weights: see `DecodeWeights`.
-        layers: keys and values [N, G, S, K] of each layer.
+        layers: keys and values [N * G, S, K] of each layer.
         tokens: int32 [N].
         positions: int32 [N], each token's index among the row's real tokens.
         visible: bool [N, S], the slots that the row may look at, `slot` among them.
@@ -96,14 +96,19 @@ def _attention(
     query, key, value = jnp.split(rows, [heads, heads + groups], axis=2)
     if turn is not None:
         query, key = rotate(query, *turn), rotate(key, *turn)
-    query = query.reshape(len(qkv), groups, heads // groups, width)
-    start = (0, 0, slot, 0)
-    keys = jax.lax.dynamic_update_slice(cache.keys, key.swapaxes(1, 2), start)
-    values = jax.lax.dynamic_update_slice(cache.values, value.swapaxes(1, 2), start)
-    scores = jnp.einsum("ngrk,ngsk->ngrs", query, keys, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible[:, None, None, :], scores * width**-0.5, -jnp.inf)
+    # One axis for row and group from write to product: a reshape between them would make XLA
+    # write the slot twice, into two copies of the cache.
+    query = query.reshape(-1, heads // groups, width)
+    start = (0, slot, 0)
+    keys = jax.lax.dynamic_update_slice(cache.keys, key.reshape(-1, 1, width), start)
+    values = jax.lax.dynamic_update_slice(cache.values, value.reshape(-1, 1, width), start)
+    scores = jax.lax.dot_general(
+        query, keys, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.float32
+    ).reshape(len(qkv), heads, -1)
+    scores = jnp.where(visible[:, None, :], scores * width**-0.5, -jnp.inf)
     shares = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    mixed = jnp.einsum("ngrs,ngsk->ngrk", shares, values)
+    shares = shares.reshape(query.shape[0], heads // groups, -1)
+    mixed = jax.lax.dot_general(shares, values, (((2,), (1,)), ((0,), (0,))))
     return mixed.reshape(len(qkv), heads * width), KVCache(keys, values)
 
 

@@ -67,15 +67,15 @@ def split(model: Any, variables: Variables) -> DecodeWeights:
     params = variables["params"]
     adapters = variables.get("lora", {}).get("layers", {})
     dtype = jnp.dtype(model.dtype)
-    position_rows = params.get("position_embed", params.get("positions"))
+    rows = params.get("position_embed")
     return DecodeWeights(
         embed=jnp.asarray(params["embed"]["table"], dtype),
-        positions=None if position_rows is None else jnp.asarray(position_rows["table"], dtype),
+        positions=None if rows is None else jnp.asarray(rows["table"], dtype),
         layers=tuple(
             _layer(model.block_spec, dtype, params["layers"], adapters, index)
             for index in range(model.num_layers)
         ),
-        norm=dict(params.get("final_norm", params.get("norm"))),
+        norm=dict(params["final_norm"]),
         head=None if model.tied_head else jnp.asarray(params["head"]["table"], dtype),
     )
 
