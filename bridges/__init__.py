@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridges.adapters import export_adapter, load_adapter
+    from bridges.data.datasets import dataset
+    from bridges.exporting import export
+    from bridges.loading import load
 
 _HOMES = {
     "load": "bridges.loading",
     "export": "bridges.exporting",
-    "dataset": "bridges.datasets",
+    "dataset": "bridges.data.datasets",
     "load_adapter": "bridges.adapters",
     "export_adapter": "bridges.adapters",
 }

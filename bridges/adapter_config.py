@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bridges.config import Keys
-from bridges.json_file import read_json
-from bridges.regular_file import contained, shown_path
+from bridges.files.json_file import read_json
+from bridges.files.regular_file import contained, shown_path
 from dew.errors import InputRefused, listed, shown
 
 CONFIG = "adapter_config.json"

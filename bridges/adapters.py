@@ -23,12 +23,12 @@ from bridges.adapter_config import (
     refuse_targets,
 )
 from bridges.family import family_of
-from bridges.files import open_tensors
+from bridges.files.regular_file import contained, shown_path
+from bridges.files.swap import staged
+from bridges.files.tensors import open_tensors
+from bridges.files.writer import Planned, json_bytes, write_file, write_safetensors
 from bridges.moves import TRANSPOSE, Move, merge_heads, split_heads
-from bridges.regular_file import contained, shown_path
-from bridges.swap import staged
 from bridges.table import LAYER, Row, Tensors, into_tree, nested, out_of_tree
-from bridges.writer import Planned, json_bytes, write_file, write_safetensors
 from dew.errors import InputRefused, UnknownName, WeightMismatch, nearest, shown
 from dew.inference.bundle import Bundle
 from dew.nn.lora import ADAPTED, LoRA, merged

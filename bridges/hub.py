@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from bridges.regular_file import shown_path
+from bridges.files.regular_file import shown_path
 from dew.errors import InputRefused, shown
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"

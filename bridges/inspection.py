@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridges.files import open_tensors
-from bridges.json_file import read_json
+from bridges.files.json_file import read_json
+from bridges.files.tensors import open_tensors
 from dew.errors import InputRefused, shown
 
 READERS = ("transformers 4", "transformers 5", "vLLM")

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from bridges.config import Keys
 from bridges.family import HARMLESS, Family, family_of
-from bridges.files import open_tensors
+from bridges.files.json_file import read_json
+from bridges.files.regular_file import contained, shown_path
+from bridges.files.tensors import open_tensors
 from bridges.hub import resolve
-from bridges.json_file import read_json
 from bridges.names import StoredLayout, TableTensors, cut_padding, settle_head, table_tensors
-from bridges.regular_file import contained, shown_path
 from bridges.table import into_tree, layer_problems
 from dew.errors import InputRefused, WeightMismatch, listed, shown
 from dew.inference.bundle import Bundle
@@ -119,12 +119,12 @@ def _dtype(name: str, value: Any) -> str:
 
 def _opened(path: Path) -> tuple[dict[str, Any], Callable[[], Any], Callable[[], Any]]:
     """Return a source's config, and how to open its weights and to read its tokenizer."""
-    from bridges.processors import gguf_processor, read_processor
+    from bridges.text.processors import gguf_processor, read_processor
 
     if path.is_dir() and os.path.lexists(path / "config.json"):
         config = read_json(contained(path, "config.json"))
         return config, lambda: open_tensors(path), lambda: read_processor(path, config)
-    from bridges.gguf_file import open_gguf
+    from bridges.files.gguf_file import open_gguf
 
     file = open_gguf(_gguf_path(path))
     return file.config(), lambda: file, lambda: gguf_processor(file.metadata)

@@ -5,7 +5,22 @@ loads neither jax nor torch.
 """
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 from typing import Any as _Any
+
+if TYPE_CHECKING:
+    from dew.artifacts import TextSamples, TokenScores
+    from dew.checkpoints import Checkpoints
+    from dew.data import DataPartition, Dataset
+    from dew.errors import InputRefused
+    from dew.evaluation.run import Evaluation, evaluate
+    from dew.inference.bundle import Bundle
+    from dew.inference.tasks import pipeline
+    from dew.inputs import Field, InputSpec
+    from dew.objectives.base import Aux, EMASpec, Objective, Ratio, Step
+    from dew.registry import datasets, metrics, models
+    from dew.tracking import LocalTracker, Tracker, Trackers
+    from dew.training import Trainer, TrainState
 
 _EXPORTS = {
     "Aux": "dew.objectives.base",
@@ -35,7 +50,33 @@ _EXPORTS = {
     "pipeline": "dew.inference.tasks",
 }
 
-__all__ = sorted(_EXPORTS)
+__all__ = [
+    "Aux",
+    "Bundle",
+    "Checkpoints",
+    "DataPartition",
+    "Dataset",
+    "EMASpec",
+    "Evaluation",
+    "Field",
+    "InputRefused",
+    "InputSpec",
+    "LocalTracker",
+    "Objective",
+    "Ratio",
+    "Step",
+    "TextSamples",
+    "TokenScores",
+    "Tracker",
+    "Trackers",
+    "TrainState",
+    "Trainer",
+    "datasets",
+    "evaluate",
+    "metrics",
+    "models",
+    "pipeline",
+]
 
 
 def __getattr__(name: str) -> _Any:

@@ -15,7 +15,7 @@ Batch = Mapping[str, np.ndarray]
 
 
 class TextProcessor(Protocol):
-    """What turns text into token ids and back; `bridges.processors` reads one from a checkpoint."""
+    """What turns text into token ids and back; `bridges.text` reads one from a checkpoint."""
 
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]

@@ -54,7 +54,7 @@ def act_load(folder: Path, payload: Any) -> Any:
 
 def act_tokenize(folder: Path, payload: Any) -> Any:
     """Read a tokenizer and encode the payload."""
-    from bridges.processors import read_processor
+    from bridges.text.processors import read_processor
 
     processor = read_processor(folder, _config(folder))
     assert processor is not None
@@ -63,7 +63,7 @@ def act_tokenize(folder: Path, payload: Any) -> Any:
 
 def act_template(folder: Path, payload: Any) -> Any:
     """Read a tokenizer, render a conversation with its chat template, and give the messages too."""
-    from bridges.processors import read_processor
+    from bridges.text.processors import read_processor
 
     processor = read_processor(folder, _config(folder))
     assert processor is not None
@@ -297,7 +297,7 @@ def serve() -> None:
     warnings.filterwarnings("ignore", message=".*fork.*")
     for module in ("jax", "gguf", "tokenizers", "jinja2", "yaml", "bridges.loading"):
         __import__(module)
-    import bridges.processors  # noqa: F401
+    import bridges.text.processors  # noqa: F401
     import dew.inference.bundle  # noqa: F401
 
     for line in sys.stdin:

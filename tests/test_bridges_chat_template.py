@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bridges.chat_template import ChatTemplates, read_templates
+from bridges.text.chat_template import ChatTemplates, read_templates
 from dew.errors import InputRefused
 
 MESSAGES = [
@@ -166,7 +166,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_template_that_does_not_end_stops_within_its_time(name, monkeypatch):
-    monkeypatch.setattr("bridges.template_budget.SECONDS", 0.3)
+    monkeypatch.setattr("bridges.text.template_budget.SECONDS", 0.3)
     started = time.thread_time()
     with pytest.raises(InputRefused, match="processor time"):
         render(ENDLESS[name])

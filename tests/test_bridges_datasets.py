@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import bridges
-from bridges import tokenizing
+from bridges.data import tokenizing
+from bridges.data.text_sources import find_files, read_texts
+from bridges.data.tokenizing import tokenized
 from bridges.held_out import held_out
-from bridges.text_sources import find_files, read_texts
-from bridges.tokenizing import tokenized
 from dew.data import DataPartition, TokenRows
 from dew.errors import InputRefused
 

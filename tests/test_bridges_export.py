@@ -19,10 +19,10 @@ from safetensors.numpy import save_file
 
 import bridges
 from bridges.exporting import ExportDiffers, cast, generation_config
-from bridges.files import open_tensors
+from bridges.files.swap import own_entries, staged
+from bridges.files.tensors import open_tensors
+from bridges.files.writer import Planned, write_weights
 from bridges.loading import load
-from bridges.swap import own_entries, staged
-from bridges.writer import Planned, write_weights
 from dew.errors import InputRefused
 
 IDS = np.array([[5, 7, 11, 13]])
@@ -313,11 +313,11 @@ def test_transformers_loads_an_export_whole(family, tmp_path):
 
 
 def test_verification_finds_a_changed_value(bundle, tmp_path, monkeypatch):
-    import bridges.writer
+    import bridges.files.writer
 
     bridges.export(bundle, tmp_path / "b")
     before = files(tmp_path / "b")
-    plain = bridges.writer.write_safetensors
+    plain = bridges.files.writer.write_safetensors
 
     def flipping(path, planned, tensors):
         plain(path, planned, tensors)
@@ -325,7 +325,7 @@ def test_verification_finds_a_changed_value(bundle, tmp_path, monkeypatch):
         data[-3] ^= 1
         path.write_bytes(data)
 
-    monkeypatch.setattr(bridges.writer, "write_safetensors", flipping)
+    monkeypatch.setattr(bridges.files.writer, "write_safetensors", flipping)
     with pytest.raises(ExportDiffers, match="does not load back equal"):
         bridges.export(trained(bundle), tmp_path / "b")
     assert files(tmp_path / "b") == before
@@ -400,8 +400,8 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from bridges.swap import staged
-from bridges.writer import Planned, json_bytes, write_file, write_weights
+from bridges.files.swap import staged
+from bridges.files.writer import Planned, json_bytes, write_file, write_weights
 value = float(sys.argv[2])
 planned = [Planned(f"t{i}", (8, 8), np.dtype(np.float32)) for i in range(int(sys.argv[3]))]
 with staged(Path(sys.argv[1])) as folder:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bridges.files import open_tensors
-from bridges.json_file import read_json
+from bridges.files.json_file import read_json
+from bridges.files.tensors import open_tensors
 from dew.errors import InputRefused, UnknownName
 
 INDEX = "model.safetensors.index.json"
@@ -104,7 +104,7 @@ def test_bfloat16_needs_no_jax_no_torch_and_no_import_order(tmp_path):
     array = np.array([1.0, -2.5, 3.140625], ml_dtypes.bfloat16)
     save_file({"w": array}, tmp_path / "model.safetensors")
     code = (
-        "import sys, numpy as np; from bridges.files import open_tensors;"
+        "import sys, numpy as np; from bridges.files.tensors import open_tensors;"
         f"print(open_tensors({str(tmp_path)!r}).read('w').view(np.uint16).tolist());"
         "print([name for name in ('jax', 'torch', 'safetensors') if name in sys.modules])"
     )

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from helpers import llama_config, llama_tensors
 
-from bridges.files import open_tensors
-from bridges.gguf_header import DEQUANTISED, block_sizes
-from bridges.gguf_llama import LLAMA3, llama3_factors
+from bridges.files.gguf_header import DEQUANTISED, block_sizes
+from bridges.files.gguf_llama import LLAMA3, llama3_factors
+from bridges.files.tensors import open_tensors
 from dew.errors import InputRefused
 
 # llama.cpp's name of each tensor of a two-layer model, written out by hand.

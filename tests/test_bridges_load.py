@@ -501,7 +501,7 @@ def test_loading_takes_little_more_memory_than_the_parameters(tmp_path):
     code = (
         "import resource, jax, numpy as np, bridges\n"
         "from bridges.loading import load, parameter_shapes, read_model\n"
-        "from bridges.json_file import read_json\n"
+        "from bridges.files.json_file import read_json\n"
         f"folder = {str(tmp_path)!r}\n"
         "jax.device_put(np.zeros(8)).block_until_ready()\n"
         "parameter_shapes(read_model(read_json(folder + '/config.json')))\n"

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from bridges.processors import gguf_processor, read_processor
-from bridges.regex_guard import backtracks
+from bridges.text.processors import gguf_processor, read_processor
+from bridges.text.regex_guard import backtracks
 from dew.errors import InputRefused
 
 # The rows of OpenAI's GPT-2 vocabulary and merges that the sentence below passes through, with
@@ -511,7 +511,7 @@ def test_a_pattern_that_never_ends_stops_at_the_time_limit(tmp_path, monkeypatch
     pattern = {"type": "Split", "pattern": {"Regex": "a*a*a*c"}, "behavior": "Isolated"}
     put(tmp_path, tokenizer_json=small(pre_tokenizer={**pattern, "invert": False}))
     processor = read_processor(tmp_path)
-    monkeypatch.setattr("bridges.text_processor.ENCODE_SECONDS", 0.2)
+    monkeypatch.setattr("bridges.text.text_processor.ENCODE_SECONDS", 0.2)
     started = time.monotonic()
     with pytest.raises(InputRefused, match=r"a\*a\*a\*c"):
         processor.encode("a" * 250 + "bc")
@@ -666,7 +666,7 @@ def test_word_tokenizers_of_any_model_are_read(tmp_path):
 def test_smollm2s_gguf_file_gives_its_ids(smollm2_gguf):
     # The ids that transformers 5.24 gives these texts from the same file (its digits rule: one
     # token a digit).
-    from bridges.files import open_tensors
+    from bridges.files.tensors import open_tensors
 
     processor = gguf_processor(open_tensors(smollm2_gguf).metadata)
     assert processor.encode("The capital of France is") == [504, 3575, 282, 4649, 314]

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from helpers import SENTENCES, write_tokenizer
 
-from bridges.processors import read_processor
-from bridges.tokenizing import tokenized
+from bridges.data.tokenizing import tokenized
+from bridges.text.processors import read_processor
 from dew.data import Documents, TokenRows, finite_batches, packed_rows, separate_rows
 from dew.nn.backbones.causal_transformer import CausalTransformer
 from dew.objectives.base import Step

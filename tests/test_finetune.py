@@ -14,7 +14,7 @@ import pytest
 from helpers import SENTENCES, write_llama
 from safetensors.numpy import load_file
 
-from bridges.run_folder import locked
+from bridges.finetune.run_folder import locked
 from dew.cli.main import main
 from dew.errors import InputRefused
 
@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     # A limit on file sizes fails in the middle of a write, as a full disk does.
     import resource
 
-    from bridges.run_folder import write_atomic
+    from bridges.finetune.run_folder import write_atomic
 
     path = tmp_path / "results.json"
     write_atomic(path, "old")

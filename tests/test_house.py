@@ -56,6 +56,7 @@ def test_training_and_writing_text_import_no_torch():
 
 
 def test_every_public_name_exists_and_is_documented():
+    assert sorted(dew.__all__) == sorted(dew._EXPORTS)
     for name in dew.__all__:
         value = getattr(dew, name)
         assert value.__doc__, f"dew.{name} has no docstring"

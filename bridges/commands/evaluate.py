@@ -34,8 +34,8 @@ def run(settings: Settings) -> int:
     import bridges
     from bridges.finetune.backend import choose_backend
     from bridges.finetune.data import row_length
+    from bridges.finetune.run_folder import write_json
     from bridges.finetune.scores import scored
-    from bridges.run_folder import write_json
     from dew.cli.source import model_of
     from dew.data import finite_batches
     from dew.objectives.lm import LMObjective

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from bridges.finetune.parts import Parts
-from bridges.run_folder import write_json
+from bridges.finetune.run_folder import write_json
 
 GROUP = "dew.certify"
 

@@ -51,9 +51,9 @@ def dry_run(settings: Settings) -> int:
 
 def model_without_weights(settings: Settings) -> Any:
     """Return a bundle of the model that the config describes, without variables."""
-    from bridges.files import open_tensors
+    from bridges.files.json_file import read_json
+    from bridges.files.tensors import open_tensors
     from bridges.hub import resolve
-    from bridges.json_file import read_json
     from bridges.loading import read_model
     from dew.inference.bundle import Bundle
 

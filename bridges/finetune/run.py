@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bridges.finetune.settings import FREE, settings_yaml
-from bridges.run_folder import (
+from bridges.finetune.run_folder import (
     CONFIG,
     HIDDEN,
     check_folder,
@@ -19,6 +18,7 @@ from bridges.run_folder import (
     locked,
     write_atomic,
 )
+from bridges.finetune.settings import FREE, settings_yaml
 from dew.cli.command import Settings, check_name
 from dew.errors import InputRefused
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from bridges.finetune.certify import certified
 from bridges.finetune.log import RunLog, write_loss_plot
+from bridges.finetune.model_card import model_card, versions
 from bridges.finetune.parts import Parts
+from bridges.finetune.run_checkpoints import RunCheckpoints
+from bridges.finetune.run_folder import LOG, STATE, write_atomic, write_json
 from bridges.finetune.scores import scored
 from bridges.finetune.settings import settings_yaml
 from bridges.finetune.tokens import token_counter
-from bridges.model_card import model_card, versions
-from bridges.run_checkpoints import RunCheckpoints
-from bridges.run_folder import LOG, STATE, write_atomic, write_json
 
 
 def train(parts: Parts) -> int:

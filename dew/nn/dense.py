@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +59,8 @@ def summed_in_parts(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return x @ kernel
     parts = round(length / SUM_PART)
     bounds = [length * part // parts for part in range(parts + 1)]
-    total = x[..., : bounds[1]] @ kernel[: bounds[1]]
-    for start, stop in zip(bounds[1:-1], bounds[2:], strict=True):
-        total = total + x[..., start:stop] @ kernel[start:stop]
-    return total
+    products = [x[..., start:stop] @ kernel[start:stop] for start, stop in pairwise(bounds)]
+    return reduce(jnp.add, products)
 
 
 def _flat(kernel: jax.Array, rows: int, dtype: str) -> jax.Array:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridges.json_file import parse_json, read_json
-from bridges.regular_file import open_regular, shown_path
+from bridges.files.json_file import parse_json, read_json
+from bridges.files.regular_file import open_regular, shown_path
 from dew.errors import InputRefused, shown
 
 SIZE_LIMIT = 256 << 20

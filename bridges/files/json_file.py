@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from bridges.regular_file import LFS_POINTER, open_regular, shown_path
+from bridges.files.regular_file import LFS_POINTER, open_regular, shown_path
 from dew.errors import InputRefused, shown
 
 SIZE_LIMIT = 64 << 20

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bridges.json_file import read_json
+from bridges.files.json_file import read_json
 from dew.errors import InputRefused, listed, shown
 
 CONFIG = "config.yaml"

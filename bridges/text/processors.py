@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bridges.chat_template import read_templates
-from bridges.gguf_tokenizer import gguf_processor
-from bridges.text_processor import StreamDecoder, TextProcessor
-from bridges.tokenizer_build import build_processor
-from bridges.tokenizer_files import read_optional, read_tokenizer_files
+from bridges.text.chat_template import read_templates
+from bridges.text.gguf_tokenizer import gguf_processor
+from bridges.text.text_processor import StreamDecoder, TextProcessor
+from bridges.text.tokenizer_build import build_processor
+from bridges.text.tokenizer_files import read_optional, read_tokenizer_files
 
 __all__ = ["StreamDecoder", "TextProcessor", "gguf_processor", "read_processor"]
 

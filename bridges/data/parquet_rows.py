@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bridges.regular_file import open_regular, shown_path
-from bridges.row_problems import RowProblems, absent_field, text_problem
+from bridges.data.row_problems import RowProblems, absent_field, text_problem
+from bridges.files.regular_file import open_regular, shown_path
 from dew.errors import InputRefused, shown
 
 BATCH_ROWS = 1024

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bridges.regular_file import shown_path
+from bridges.files.regular_file import shown_path
 from dew.errors import InputRefused
 
 # What a checkpoint consists of. Everything else in the folder belongs to somebody else and stays.

@@ -10,10 +10,10 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from bridges.chat_template import ChatTemplates
-from bridges.text_processor import TextProcessor
-from bridges.tokenizer_files import TokenizerFiles, TokenSpec
-from bridges.tokenizer_guard import (
+from bridges.text.chat_template import ChatTemplates
+from bridges.text.text_processor import TextProcessor
+from bridges.text.tokenizer_files import TokenizerFiles, TokenSpec
+from bridges.text.tokenizer_guard import (
     added_ids,
     check_definition,
     check_ids,

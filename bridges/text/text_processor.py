@@ -9,8 +9,8 @@ from typing import Any
 
 import tokenizers
 
-from bridges.chat_template import ChatTemplates
-from bridges.tokenizer_files import TokenizerFiles, exported_settings, json_bytes
+from bridges.text.chat_template import ChatTemplates
+from bridges.text.tokenizer_files import TokenizerFiles, exported_settings, json_bytes
 from dew.errors import InputRefused, shown
 
 TEXT_LIMIT = 1 << 26
@@ -22,7 +22,7 @@ NO_LIMIT = 1 << 40
 class TextProcessor:
     """A tokenizer with its special tokens and chat templates, as one checkpoint has them.
 
-    Built by `bridges.processors.read_processor` and `gguf_processor`.
+    Built by `bridges.text.processors.read_processor` and `gguf_processor`.
 
     Attributes:
         bos_token_id: id of the token that starts a text, or None.

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bridges import gguf_llama
-from bridges.gguf_header import GGUFHeader, GGUFTensor, block_sizes, read_header
-from bridges.mapped_file import MappedFile
-from bridges.regular_file import LFS_POINTER, open_regular, shown_path
-from bridges.safetensors_file import TensorInfo
+from bridges.files import gguf_llama
+from bridges.files.gguf_header import GGUFHeader, GGUFTensor, block_sizes, read_header
+from bridges.files.mapped_file import MappedFile
+from bridges.files.regular_file import LFS_POINTER, open_regular, shown_path
+from bridges.files.safetensors_file import TensorInfo
 from dew.errors import InputRefused, UnknownName, listed, nearest, shown
 
 ARCHITECTURES = ("llama",)

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bridges.json_file import read_json
-from bridges.regular_file import contained, open_regular, shown_path
-from bridges.template_budget import Budget
+from bridges.files.json_file import read_json
+from bridges.files.regular_file import contained, open_regular, shown_path
+from bridges.text.template_budget import Budget
 from dew.errors import InputRefused, listed, nearest, shown
 
 DEFAULT = "default"
@@ -113,7 +113,9 @@ class ChatTemplates:
 
     @cached_property
     def _environment(self) -> Any:
-        from bridges.template_sandbox import TemplateEnvironment  # jinja2, only when one renders
+        from bridges.text.template_sandbox import (
+            TemplateEnvironment,  # jinja2, only when one renders
+        )
 
         return TemplateEnvironment()
 

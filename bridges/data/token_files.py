@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bridges.regular_file import open_regular, shown_path
+from bridges.files.regular_file import open_regular, shown_path
 from dew.errors import InputRefused, UnknownName, shown
 
 SUFFIXES = (".bin", ".npy")

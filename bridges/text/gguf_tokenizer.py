@@ -9,11 +9,11 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from bridges.chat_template import ChatTemplates, named_templates
-from bridges.sentencepiece_bpe import sentencepiece_bpe
-from bridges.text_processor import TextProcessor
-from bridges.tokenizer_build import byte_level_bpe, finish_processor
-from bridges.tokenizer_files import TokenizerFiles, TokenSpec
+from bridges.text.chat_template import ChatTemplates, named_templates
+from bridges.text.sentencepiece_bpe import sentencepiece_bpe
+from bridges.text.text_processor import TextProcessor
+from bridges.text.tokenizer_build import byte_level_bpe, finish_processor
+from bridges.text.tokenizer_files import TokenizerFiles, TokenSpec
 from dew.errors import InputRefused, nearest, shown
 
 # Token types of the format (llama.cpp's llama_token_type).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bridges.regular_file import LFS_POINTER, shown_path
+from bridges.files.regular_file import LFS_POINTER, shown_path
 from dew.errors import InputRefused, listed, nearest, shown
 
 PROBLEMS = 10

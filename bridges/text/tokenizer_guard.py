@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bridges.regex_guard import backtracks
+from bridges.text.regex_guard import backtracks
 from dew.errors import InputRefused, listed, shown
 
 GROWTH_LIMIT = 64

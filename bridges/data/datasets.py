@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from bridges.data_report import (
+from bridges.data.data_report import (
     DataReport,
     count_targets,
     end_share,
     filled_share,
     first_row,
 )
+from bridges.data.text_sources import Source, find_files, read_texts
+from bridges.data.token_files import SUFFIXES as TOKEN_SUFFIXES
+from bridges.data.token_files import read_tokens
+from bridges.data.tokenizing import tokenized
+from bridges.files.regular_file import shown_path
 from bridges.held_out import held_out
-from bridges.regular_file import shown_path
-from bridges.text_sources import Source, find_files, read_texts
-from bridges.token_files import SUFFIXES as TOKEN_SUFFIXES
-from bridges.token_files import read_tokens
-from bridges.tokenizing import tokenized
 from dew.data import (
     Dataset,
     Documents,

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bridges.json_file import read_json
-from bridges.regular_file import contained, shown_path
-from bridges.safetensors_file import SafetensorsFile, TensorInfo, open_safetensors
+from bridges.files.json_file import read_json
+from bridges.files.regular_file import contained, shown_path
+from bridges.files.safetensors_file import SafetensorsFile, TensorInfo, open_safetensors
 from dew.errors import InputRefused, UnknownName, listed, nearest, shown
 
 SINGLE = "model.safetensors"
@@ -165,7 +165,7 @@ def _open_folder(folder: Path) -> Tensors:
 
 def _open_gguf(path: Path) -> Tensors:
     """Open a GGUF file; its reader is only loaded when there is one to read."""
-    from bridges.gguf_file import open_gguf
+    from bridges.files.gguf_file import open_gguf
 
     return open_gguf(path)
 

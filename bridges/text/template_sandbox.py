@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from bridges.template_budget import Budget
+from bridges.text.template_budget import Budget
 from dew.errors import InputRefused
 
 FILTERS = (

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridges.json_rows import json_texts
-from bridges.parquet_rows import parquet_texts
-from bridges.regular_file import contained, open_regular, shown_path
-from bridges.row_problems import refuse_pointer
+from bridges.data.json_rows import json_texts
+from bridges.data.parquet_rows import parquet_texts
+from bridges.data.row_problems import refuse_pointer
+from bridges.files.regular_file import contained, open_regular, shown_path
 from dew.errors import InputRefused, UnknownName, nearest, shown
 
 SUFFIXES = (".txt", ".jsonl", ".json", ".parquet")

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bridges.safetensors_file import DTYPES
+from bridges.files.safetensors_file import DTYPES
 
 SHARD_BYTES = 5 * 2**30
 INDEX = "model.safetensors.index.json"

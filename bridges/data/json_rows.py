@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bridges.regular_file import open_regular, shown_path
-from bridges.row_problems import RowProblems, absent_field, refuse_pointer, text_problem
+from bridges.data.row_problems import RowProblems, absent_field, refuse_pointer, text_problem
+from bridges.files.regular_file import open_regular, shown_path
 from dew.errors import InputRefused, shown
 
 LINE_LIMIT = 256 << 20

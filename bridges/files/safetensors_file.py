@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from bridges.json_file import parse_json
-from bridges.mapped_file import MappedFile
-from bridges.regular_file import LFS_POINTER, open_regular, shown_path
+from bridges.files.json_file import parse_json
+from bridges.files.mapped_file import MappedFile
+from bridges.files.regular_file import LFS_POINTER, open_regular, shown_path
 from dew.errors import InputRefused, UnknownName, listed, nearest, shown
 
 HEADER_LIMIT = 100_000_000

@@ -1,0 +1,1 @@
+"""Documents of any source, as packed rows of tokens with a report."""
