@@ -173,6 +173,7 @@ def greedy(
     """Return int [N, L + new] from `generate` without sampling, every other setting left alone."""
     import torch
 
+    _forget_lengths(model)
     with torch.no_grad(), _precision_of(model), _quiet():
         out = model.generate(
             torch.tensor(np.asarray(input_ids, np.int64)),
@@ -263,6 +264,14 @@ def _recompute_rotary_tables(model: Any) -> None:
         module.original_inv_freq = fresh.original_inv_freq.double()
 
 
+def _forget_lengths(model: Any) -> None:
+    """Undo dynamic rotary scaling: transformers keeps the frequencies of its longest sequence."""
+    for module in model.modules():
+        if hasattr(module, "original_inv_freq"):
+            module.inv_freq = module.original_inv_freq.clone()
+            module.max_seq_len_cached = module.original_max_seq_len
+
+
 def _positions(attention_mask: np.ndarray) -> np.ndarray:
     return np.maximum(np.cumsum(attention_mask, axis=-1) - 1, 0)
 
@@ -271,6 +280,7 @@ def _forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> A
     import torch
 
     mask = np.asarray(attention_mask, np.int64)
+    _forget_lengths(model)
     return model(
         input_ids=torch.tensor(np.asarray(input_ids, np.int64)),
         attention_mask=torch.tensor(mask),

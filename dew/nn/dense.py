@@ -39,13 +39,16 @@ class Dense(nn.Module):
         shape = x.shape[x.ndim - self.inputs :]
         init = nn.initializers.normal(INIT_DEVIATION)
         kernel = self.param("kernel", init, (*shape, *self.features), self.param_dtype)
-        flat = x.reshape(*x.shape[: x.ndim - self.inputs], math.prod(shape)).astype(self.dtype)
+        outer = x.shape[: x.ndim - self.inputs]
+        # One row axis: over several, XLA's CPU backend transposes both sides of the weights'
+        # gradient, a quarter of the backward pass.
+        flat = x.reshape(-1, math.prod(shape)).astype(self.dtype)
         y = summed_in_parts(flat, _flat(kernel, math.prod(shape), self.dtype))
         if self.has_variable("lora", "a"):
             a, b = self.get_variable("lora", "a"), self.get_variable("lora", "b")
             low = flat @ _flat(a, math.prod(shape), self.dtype)
             y = y + self.adapter_scale * (low @ _flat(b, a.shape[-1], self.dtype))
-        y = y.reshape(*y.shape[:-1], *self.features)
+        y = y.reshape(*outer, *self.features)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, self.param_dtype)
             y = y + bias.astype(self.dtype)
@@ -53,13 +56,13 @@ class Dense(nn.Module):
 
 
 def summed_in_parts(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Return x [..., K] times kernel [K, N], a long sum in parts where that is more exact."""
+    """Return x [M, K] times kernel [K, N], a long sum in parts where that is more exact."""
     length = kernel.shape[0]
     if length <= LONG_SUM or jax.default_backend() != "cpu":
         return x @ kernel
     parts = round(length / SUM_PART)
     bounds = [length * part // parts for part in range(parts + 1)]
-    products = [x[..., start:stop] @ kernel[start:stop] for start, stop in pairwise(bounds)]
+    products = [x[:, start:stop] @ kernel[start:stop] for start, stop in pairwise(bounds)]
     return reduce(jnp.add, products)
 
 
