@@ -251,6 +251,17 @@ def test_a_run_without_checkpoints_has_no_latest_and_no_directory(tmp_path):
         Checkpoints(str(tmp_path), keep=0)
 
 
+def test_a_relative_directory_is_where_the_run_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoints = Checkpoints("runs/relative")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    checkpoints.save(3, state_of(optax.sgd(0.1), 3), None)
+    checkpoints.wait()
+    assert (tmp_path / "runs" / "relative" / "checkpoint-3").is_dir()
+    assert Checkpoints(str(tmp_path / "runs" / "relative")).latest == 3
+
+
 def test_a_step_that_is_not_there_is_named_with_those_that_are(tmp_path):
     with pytest.raises(InputRefused, match=r"step 7; it holds steps \[1, 2\]"):
         saved(tmp_path, (1, 2)).restore(step=7)

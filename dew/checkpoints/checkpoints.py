@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import warnings
@@ -56,7 +57,8 @@ class Checkpoints:
     def __init__(self, directory: str, *, keep: int = 2):
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least 1 checkpoint has to stay")
-        self.directory = str(directory)
+        # orbax takes absolute paths only, and a later chdir must not move the run.
+        self.directory = os.path.abspath(directory)
         self.keep = keep
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
