@@ -91,6 +91,7 @@ def _measured(source: Path, held_out: Path) -> Measured:
     data = bridges.dataset(
         str(held_out), bundle.processor, seq_len=TOKENS_A_ROW, batch=ROWS, eval_source=str(held_out)
     )
+    assert data.val is not None  # eval_source is given
     objective = LMObjective(bundle.model, TOKENS_A_ROW)
     scores = dew.evaluate(
         objective,
@@ -175,14 +176,15 @@ def _show(before: Measured, after: Measured, summary: dict[str, Any]) -> None:
             f"{after.torch_perplexity:.3f}",
         )
     table.add_row(f"after {PROMPT.strip()!r}", before.sample.strip(), after.sample.strip())
-    console = Console(width=110)
-    console.print(table, markup=False)
+    console = Console(width=110, record=True)
+    console.print(table)
     console.print(
         f"{summary['tokens_per_second']:.0f} tokens a second; {summary['seconds']:.0f} s in all.\n"
         f"The model is in {RUN}: transformers.AutoModelForCausalLM.from_pretrained({str(RUN)!r})",
         markup=False,
         highlight=False,
     )
+    console.save_svg(str(RUN / "summary.svg"), title="make demo")
 
 
 if __name__ == "__main__":
