@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
+# Steps on CPU take and give back gigabytes; in huge pages that is a sixth less processor time.
+export GLIBC_TUNABLES := glibc.malloc.hugetlb=1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: setup demo test test-slow lint bench assets clean

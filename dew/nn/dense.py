@@ -55,6 +55,7 @@ class Dense(nn.Module):
         return y
 
 
+@jax.custom_vjp
 def summed_in_parts(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Return x [M, K] times kernel [K, N], a long sum in parts where that is more exact."""
     length = kernel.shape[0]
@@ -64,6 +65,19 @@ def summed_in_parts(x: jax.Array, kernel: jax.Array) -> jax.Array:
     bounds = [length * part // parts for part in range(parts + 1)]
     products = [x[:, start:stop] @ kernel[start:stop] for start, stop in pairwise(bounds)]
     return reduce(jnp.add, products)
+
+
+def _summed_forward(x: jax.Array, kernel: jax.Array):
+    return summed_in_parts(x, kernel), (x, kernel)
+
+
+def _summed_backward(inputs: tuple[jax.Array, jax.Array], gradient: jax.Array):
+    # The sums here run over N and M; cutting the kernel's gradient by K would only copy it.
+    x, kernel = inputs
+    return gradient @ kernel.T, x.T @ gradient
+
+
+summed_in_parts.defvjp(_summed_forward, _summed_backward)
 
 
 def _flat(kernel: jax.Array, rows: int, dtype: str) -> jax.Array:

@@ -69,8 +69,7 @@ class LMObjective(Objective):
         hidden, table = self._hidden(variables, batch)
         rows = hidden.reshape(-1, hidden.shape[-1])
         flat = weights.reshape(-1)
-        chunk = min(self.chunk, rows.shape[0])
-        total = total_loss(rows, table, targets.reshape(-1), flat, chunk)
+        total = total_loss(rows, table, targets.reshape(-1), flat, self._chunk(len(rows)))
         return Ratio(jnp.asarray(total), jnp.sum(flat))
 
     def evaluate(
@@ -80,14 +79,16 @@ class LMObjective(Objective):
         targets, weights = target_weights(batch)
         hidden, table = self._hidden(variables, batch)
         rows = hidden.reshape(-1, hidden.shape[-1])
-        losses = token_losses(
-            rows, table, targets.reshape(-1), chunk=min(self.chunk, rows.shape[0])
-        )
+        losses = token_losses(rows, table, targets.reshape(-1), chunk=self._chunk(len(rows)))
         return TokenScores(losses.reshape(targets.shape), weights)
 
     def applied(self, variables: Variables) -> Variables:
         """Return the variables as the model takes them."""
         return variables
+
+    def _chunk(self, tokens: int) -> int:
+        """Return the tokens of each of the fewest equal chunks: a short last one costs a whole."""
+        return -(-tokens // -(-tokens // self.chunk))
 
     def _hidden(
         self, variables: Variables, batch: Mapping[str, jax.Array]

@@ -62,9 +62,9 @@ def _forward(hidden, table, targets, weights, chunk):
         mass = jnp.sum(exponents, axis=-1, keepdims=True)
         at_target = jnp.take_along_axis(logits, wanted[:, None], axis=-1)
         losses = (jnp.log(mass) + peak - at_target)[:, 0]
+        hit = wanted[:, None] == jnp.arange(table.shape[0], dtype=wanted.dtype)
         slope = exponents * jnp.where(weight > 0, weight / mass[:, 0], 0.0)[:, None]
-        slope = slope.at[jnp.arange(chunk), wanted].add(-weight)
-        slope = slope.astype(table.dtype)
+        slope = (slope - jnp.where(hit, weight[:, None], 0.0)).astype(table.dtype)
         rows_gradient = slope @ table
         part_gradient = jnp.einsum("nv,nd->vd", slope, rows, preferred_element_type=jnp.float32)
         return (total + _counted(losses, weight), table_gradient + part_gradient), rows_gradient
