@@ -89,6 +89,14 @@ def dew_model(shape: Shape) -> tuple[Any, Any]:
     return model, jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
 
 
+def dew_bundle(shape: Shape) -> Any:
+    """Return dew's module and variables as a bundle, without an end token."""
+    from dew.inference.bundle import Bundle
+
+    model, variables = dew_model(shape)
+    return Bundle(model=model, variables=variables, family="llama")
+
+
 def tokens(shape: Shape, batch: int, length: int) -> np.ndarray:
     """Return random ids, int32 [batch, length]."""
     generator = np.random.default_rng(0)

@@ -64,6 +64,45 @@ def arguments(description: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def run_benchmark(
+    script: str,
+    shapes: Mapping[str, Any],
+    sides: Mapping[str, Callable[[Any], Callable[[], Any]]],
+    *,
+    against: str,
+    work: Callable[[str], float],
+    description: str,
+) -> None:
+    """Measure every side on every shape in one process, and print the table.
+
+    Args:
+        script: the benchmark's file, which child processes run for their peak memory.
+        shapes: name to shape.
+        sides: name to what makes a run, a function of a shape.
+        against: the side that ratios are taken of.
+        work: FLOPs of one run on the shape of a name.
+        description: of the command line's help.
+    """
+    options = arguments(description)
+    if options.alone:
+        shape, side = options.alone
+        run = sides[side](shapes[shape])
+        for _ in range(3):
+            run()
+        print(own_peak())
+        return
+    rows = []
+    for name in options.shape or shapes:
+        memory = {
+            side: None if options.no_memory else peak_bytes(script, name, side)
+            for side in options.side or sides
+        }
+        runs = {side: sides[side](shapes[name]) for side in options.side or sides}
+        for side, timing in interleaved(runs, options.repeats).items():
+            rows.append(Row(name, side, timing, work(name), memory[side]))
+    report(Path(script).stem, rows, against=against, peak=gemm_peak())
+
+
 def interleaved(sides: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
     """Time the sides in turn, so that what slows the machine slows all of them.
 
@@ -91,17 +130,14 @@ def peak_bytes(script: str, shape: str, side: str) -> int:
     return int(child.stdout.split()[-1])
 
 
-def print_own_peak() -> None:
-    """Print this process's peak resident memory in bytes, for `peak_bytes`."""
-    print(own_peak())
-
-
 def own_peak() -> int:
-    """Return this process's peak resident memory in bytes."""
-    import resource
+    """Return this process's peak resident memory in bytes.
 
-    # Linux counts in KiB.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    getrusage would not do: its peak starts at that of the parent this process was forked from.
+    """
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def gemm_peak() -> float:

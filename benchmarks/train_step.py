@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shapes import SHAPES, Shape, dew_model, tokens, torch_model
-from timing import Row, arguments, gemm_peak, interleaved, peak_bytes, print_own_peak, report
+from timing import run_benchmark
 
 BATCH, LENGTH = 4, 128
 RATE, DECAY = 1e-4, 1e-2
@@ -45,34 +45,30 @@ def _torch_step(shape: Shape, model: Any) -> Callable[[], Any]:
 
 
 def dew(shape: Shape) -> Callable[[], Any]:
-    """Return one donated, jitted step of dew's objective under optax.adamw."""
+    """Return one step as `Trainer` runs it: jitted, its state donated, checked for finiteness."""
     import jax
-    import numpy as np
-    import optax
 
-    from dew.objectives.base import Step
     from dew.objectives.lm import LMObjective
+    from dew.training.adam import adamw
+    from dew.training.state import first_state
+    from dew.training.step import microstep
 
     model, variables = dew_model(shape)
     objective = LMObjective(model, LENGTH)
-    optimizer = optax.adamw(RATE, weight_decay=DECAY)
+    optimizer = adamw(RATE, weight_decay=DECAY)
     batch = {"text": tokens(shape, BATCH, LENGTH + 1)}
+    step = jax.jit(microstep(objective, optimizer, accumulation=1), donate_argnums=0)
 
-    def step(params: Any, state: Any, batch: Any) -> Any:
-        def mean(params: Any) -> Any:
-            now = Step(step=np.int32(0), key=jax.random.key(0), ema=None)
-            return objective.loss({"params": params}, batch, now).value
+    @jax.jit
+    def start(variables: Any) -> Any:
+        return first_state(variables, optimizer, key=jax.random.key(0), ema=None, accumulation=1)
 
-        loss, gradients = jax.value_and_grad(mean)(params)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, loss
-
-    compiled = jax.jit(step, donate_argnums=(0, 1))
-    held = [variables["params"], optimizer.init(variables["params"])]
+    held = [start(variables)]
+    del variables
 
     def run() -> float:
-        *held[:], loss = compiled(*held, batch)
-        return float(loss)
+        held[0], report = step(held[0], {}, batch)
+        return float(report["total"])
 
     return run
 
@@ -82,22 +78,14 @@ SIDES = {"dew": dew, EAGER: torch_eager, "transformers compiled": torch_compiled
 
 def main() -> None:
     """Measure every shape and side, and print the table."""
-    options = arguments(__doc__ or "")
-    if options.alone:
-        shape, side = options.alone
-        run = SIDES[side](SHAPES[shape])
-        for _ in range(3):
-            run()
-        print_own_peak()
-        return
-    rows = []
-    for name in options.shape or SHAPES:
-        sides = {side: SIDES[side](SHAPES[name]) for side in options.side or SIDES}
-        work = 3 * SHAPES[name].forward_flops(BATCH, LENGTH)
-        for side, timing in interleaved(sides, options.repeats).items():
-            memory = None if options.no_memory else peak_bytes(__file__, name, side)
-            rows.append(Row(name, side, timing, work, memory))
-    report("train_step", rows, against=EAGER, peak=gemm_peak())
+    run_benchmark(
+        __file__,
+        SHAPES,
+        SIDES,
+        against=EAGER,
+        work=lambda name: 3 * SHAPES[name].forward_flops(BATCH, LENGTH),
+        description=__doc__ or "",
+    )
 
 
 if __name__ == "__main__":
