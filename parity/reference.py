@@ -7,6 +7,7 @@ float32 whatever the weights are, so an exact run also turns those requests into
 from __future__ import annotations
 
 import contextlib
+import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class Checkpoint:
 
     source: Path
     _models: dict[str, Any] = field(default_factory=dict, repr=False)
+    _report: dict[str, Any] | None = field(default=None, repr=False)
 
     def model(self, precision: str) -> Any:
         """Return the model with weights in `precision` ("float64" or "float32"), not training."""
@@ -48,14 +50,16 @@ class Checkpoint:
 
     def fresh_model(self, precision: str) -> Any:
         """Return a model that nobody else holds, for runs that change its weights."""
-        model, _ = _from_pretrained(self.source, precision)
+        model, self._report = _from_pretrained(self.source, precision)
         return model
 
     def loading_info(self) -> dict[str, list[str]]:
         """Return what transformers says of the files: missing, unexpected, mismatched keys."""
-        _, info = _from_pretrained(self.source, SINGLE)
+        if self._report is None:
+            self.model(SINGLE)
+        report = self._report or {}
         kinds = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
-        return {kind: sorted(str(key) for key in info.get(kind, ())) for kind in kinds}
+        return {kind: sorted(str(key) for key in report.get(kind, ())) for kind in kinds}
 
     def release(self) -> None:
         """Drop the models and the memory they hold."""
@@ -232,7 +236,8 @@ def _from_pretrained(source: Path, precision: str) -> tuple[Any, dict[str, Any]]
     from transformers import AutoModelForCausalLM
 
     folder, extra = _address(source)
-    with _quiet():
+    # The bar of GGUF reading heeds no setting.
+    with _quiet(), contextlib.redirect_stderr(io.StringIO()):
         read: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=getattr(torch, precision),

@@ -16,8 +16,18 @@ from parity.packing import Tokens
 from parity.subject import Subject
 
 SHOWN = 4
-# What a reader adds by itself: where it read from, its own version, how it was asked to run.
-UNCOMPARED = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures"}
+# What a reader adds by itself: where it read from, its own version, how it was asked to run, that
+# a GGUF file was quantised, and the tokenizer's unknown token, which no model reads.
+UNCOMPARED = {
+    "_name_or_path",
+    "_model_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "architectures",
+    "quantization_config",
+    "unk_token_id",
+}
 
 
 @dataclass(frozen=True)
@@ -68,13 +78,20 @@ class RoundTrip:
             f"config {key}: exported {ours.config.get(key)!r:.40}, "
             f"source {reference.config.get(key)!r:.40}"
             for key in sorted(keys)
-            if ours.config.get(key) != reference.config.get(key)
+            if not _same_value(ours.config.get(key), reference.config.get(key))
         ]
         if not np.array_equal(ours.logits, reference.logits, equal_nan=True):
             problems.append("transformers' logits of the export differ from the source's")
         figures = {"tensors": len(reference.tensors), "config_keys": len(keys)}
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         return Finding(not problems, figures, "; ".join(problems[:SHOWN]) + more)
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    """Return whether two values of a config agree; GGUF files hold numbers as float32."""
+    if isinstance(one, float) and isinstance(other, float):
+        return np.float32(one) == np.float32(other)
+    return one == other
 
 
 def _tensor_problems(
