@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from bridges.config import Keys
@@ -100,12 +99,6 @@ def read_model(config: Mapping[str, Any], where: str = "config.json", *, strict:
     return _model(dict(config), where, strict)[1]
 
 
-def parameter_shapes(model: Any) -> dict:
-    """Return the tree of the model's parameters as shapes; nothing is allocated."""
-    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
-
-
 def _dtype(name: str, value: Any) -> str:
     """Return the name of a floating dtype, float32 where None."""
     try:
@@ -191,7 +184,7 @@ def _shapes(family: Family, model: Any, tensors: TableTensors) -> dict:
     # Tracing a model of a billion layers is no harm, but nothing it could tell would be new.
     if problems and model.num_layers > len(tensors.names()):
         raise WeightMismatch(listed("the weights do not fit the model:", problems))
-    return parameter_shapes(model)
+    return model.parameter_shapes()
 
 
 def _check_tokens(processor: Any, model: Any, where: str) -> None:

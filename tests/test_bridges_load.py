@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 import bridges
 from bridges.config import Keys
 from bridges.hub import checked_repository, resolve
-from bridges.loading import load, parameter_shapes, read_model
+from bridges.loading import load, read_model
 from bridges.rope import read_rope, rope_entries
 from dew.errors import InputRefused, UnknownName, WeightMismatch
 from dew.nn.rotary import Rope
@@ -356,7 +356,7 @@ def test_head_size_is_the_configs_own():
     model = read_model(
         llama_config(hidden_size=16, num_attention_heads=2, head_dim=12, num_key_value_heads=1)
     )
-    shapes = parameter_shapes(model)["layers"]["attention"]
+    shapes = model.parameter_shapes()["layers"]["attention"]
     assert shapes["query"]["kernel"].shape == (2, 16, 2, 12)
     assert shapes["out"]["kernel"].shape == (2, 2, 12, 16)
     assert shapes["key"]["kernel"].shape == (2, 16, 1, 12)
@@ -500,11 +500,11 @@ def test_loading_takes_little_more_memory_than_the_parameters(tmp_path):
     save_file(source, str(tmp_path / "model.safetensors"))
     code = (
         "import resource, jax, numpy as np, bridges\n"
-        "from bridges.loading import load, parameter_shapes, read_model\n"
+        "from bridges.loading import load, read_model\n"
         "from bridges.files.json_file import read_json\n"
         f"folder = {str(tmp_path)!r}\n"
         "jax.device_put(np.zeros(8)).block_until_ready()\n"
-        "parameter_shapes(read_model(read_json(folder + '/config.json')))\n"
+        "read_model(read_json(folder + '/config.json')).parameter_shapes()\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "before = peak()\n"
         "params = load(folder).variables['params']\n"

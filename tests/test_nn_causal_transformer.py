@@ -125,6 +125,14 @@ def test_positions_count_real_tokens_and_start_anew_in_each_document():
     assert token_positions((1, 6), None, segments).tolist() == [[0, 1, 0, 1, 2, 0]]
 
 
+@pytest.mark.parametrize("changes", [{}, {"tied_head": False, "param_dtype": "bfloat16"}])
+def test_the_declared_shapes_are_those_that_init_makes(model_and_variables, changes):
+    model = model_and_variables[0].clone(**changes)
+    tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    traced = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    assert model.parameter_shapes() == traced
+
+
 def test_compute_dtype_and_storage_dtype_are_two_things():
     model = CausalTransformer(**SIZES, dtype="bfloat16", param_dtype="bfloat16")
     variables = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))

@@ -25,7 +25,6 @@ def dry_run(settings: Settings) -> int:
     from bridges.finetune.data import row_length
     from bridges.finetune.method import method_of
     from bridges.finetune.optimizer import AdamW
-    from bridges.loading import parameter_shapes
     from dew import Trainer
 
     choose_backend(settings["use_cpu"])
@@ -41,7 +40,7 @@ def dry_run(settings: Settings) -> int:
     )
     rows = settings["per_device_train_batch_size"]
     field = jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)
-    plan = trainer.plan({"text": field, "segments": field}, {"params": parameter_shapes(model)})
+    plan = trainer.plan({"text": field, "segments": field}, {"params": model.parameter_shapes()})
     print(f"\nparameters\n{_shapes(plan.state.params)}")
     print(f"\nbatch\n  text, segments int32 [{rows}, {seq_len + 1}]")
     print(f"\nmemory of a step on {jax.devices()[0].device_kind}\n{_memory(plan.memory)}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -196,6 +199,41 @@ class CausalTransformer(nn.Module):
         """Return `hidden` and `head_table`, for losses that never build all logits."""
         return self.hidden(tokens, **inputs), self.head_table()
 
+    def parameter_shapes(self) -> dict:
+        """Return the shapes of `init`'s parameters, without the quarter second of tracing it."""
+        self._check()
+        D, F, H, G, K = (
+            self.emb_features,
+            self.mlp_features,
+            self.num_heads,
+            self.kv_heads,
+            self.head_width,
+        )
+        attention = {
+            "query": self._linear((D,), (H, K), self.qkv_bias),
+            "key": self._linear((D,), (G, K), self.qkv_bias),
+            "value": self._linear((D,), (G, K), self.qkv_bias),
+            "out": self._linear((H, K), (D,), self.out_bias),
+        }
+        inner = ("gate", "up") if self.mlp == "gated" else ("up",)
+        mlp = {name: self._linear((D,), (F,), self.mlp_bias) for name in inner}
+        mlp["down"] = self._linear((F,), (D,), self.mlp_bias)
+        norm = {"scale": (D,), **({"bias": (D,)} if self.norm == "layer" else {})}
+        layer = {"attention_norm": norm, "attention": attention, "mlp_norm": norm, "mlp": mlp}
+        shapes = {
+            "embed": {"table": (self.vocab_size, D)},
+            "layers": _each(layer, lambda shape: (self.num_layers, *shape)),
+            "final_norm": norm,
+        }
+        if self.positions == "learned":
+            shapes["position_embed"] = {"table": (self.max_seq_len, D)}
+        if not self.tied_head:
+            shapes["head"] = {"table": (self.vocab_size, D)}
+        return _each(shapes, lambda shape: jax.ShapeDtypeStruct(shape, self.param_dtype))
+
+    def _linear(self, inputs: tuple[int, ...], outputs: tuple[int, ...], bias: bool) -> dict:
+        return {"kernel": (*inputs, *outputs), **({"bias": outputs} if bias else {})}
+
     def _check(self) -> None:
         if self.head_features is None and self.emb_features % self.num_heads:
             raise InputRefused(
@@ -212,6 +250,14 @@ class CausalTransformer(nn.Module):
         ):
             if value not in known:
                 raise InputRefused(f"{field} is {value!a:.200}; expected one of {', '.join(known)}")
+
+
+def _each(tree: dict, change: Callable[[tuple[int, ...]], Any]) -> dict:
+    """Return a nested dict of shapes with each shape changed."""
+    return {
+        name: _each(value, change) if isinstance(value, dict) else change(value)
+        for name, value in tree.items()
+    }
 
 
 def token_positions(
