@@ -16,7 +16,13 @@ from parity.check import judge
 from parity.running import load_check
 from parity.subject import Subject, load_subject
 
-pytestmark = [pytest.mark.slow, pytest.mark.assets, pytest.mark.torch]
+# Ten AdamW steps of torch in float64 take minutes on a busy machine.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.assets,
+    pytest.mark.torch,
+    pytest.mark.timeout(1500),
+]
 
 CHARACTERS = 12_000
 """How much of the held-out play is scored: about 25 windows of 128 tokens."""
