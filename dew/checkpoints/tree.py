@@ -22,8 +22,9 @@ def write_tree(folder: Path, leaves: Mapping[LeafPath, np.ndarray], data: Mappin
     (folder / FOLDER).parent.mkdir(exist_ok=True)
     checkpointables = {"state": nested(leaves), "data": dict(data)}
     # Folders made in the background would keep the process waiting where one cannot be made.
-    here = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-    with ocp.Context(async_options=here):
+    context = ocp.Context()
+    context.async_options.create_directories_asynchronously = False
+    with context:
         ocp.save_checkpointables_async(str(folder / FOLDER), checkpointables).result()
 
 
