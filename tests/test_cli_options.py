@@ -1,5 +1,7 @@
 """Flags, the configuration file and defaults merge as the documents say, and refuse as one."""
 
+import os
+
 import pytest
 
 from dew.cli.command import Command, Former, Option, check_name
@@ -237,3 +239,9 @@ def test_help_filters_by_word():
     assert "--lora_r" in text
     assert "--learning_rate" not in text
     assert "--learning_rate" in command_help(COMMAND)
+
+
+def test_a_pipe_in_the_place_of_a_configuration_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "run.yaml")
+    with pytest.raises(InputRefused, match="not a regular file"):
+        read_config(tmp_path / "run.yaml")

@@ -44,6 +44,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise InputRefused(f"{path}: not a regular file; a configuration is a short YAML file")
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE + 1)
