@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, NamedTuple, cast
 
 import jax
@@ -10,6 +11,7 @@ from flax import linen as nn
 
 from dew.errors import InputRefused
 from dew.nn.dense import Dense
+from dew.nn.recompute import recomputed
 from dew.nn.rotary import rotate
 
 ATTENTION_IMPLS = ("auto", "xla", "cudnn")
@@ -115,14 +117,15 @@ def attend(
     Returns:
         [B, L, H, K].
     """
-    return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
+    chosen = _implementation(impl, query)
+    attention = partial(
+        jax.nn.dot_product_attention,
         mask=mask,
         is_causal=mask is None,
-        implementation=_implementation(impl, query),
+        implementation=chosen,
     )
+    # cuDNN's kernel keeps no [L, S] weights; XLA's would be kept once a layer.
+    return (attention if chosen == "cudnn" else recomputed(attention))(query, key, value)
 
 
 def causal_mask(mask: jax.Array | None, segments: jax.Array | None) -> jax.Array | None:

@@ -11,6 +11,7 @@ from dew.nn.activations import activation
 from dew.nn.attention import Attention, KVCache
 from dew.nn.dense import Dense
 from dew.nn.norms import NORMS
+from dew.nn.recompute import recomputed
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,11 @@ class MLP(nn.Module):
         spec = self.spec
         act = activation(spec.activation)
         up = self._dense(spec.mlp_features, "up")(x)
-        inner = (
-            act(self._dense(spec.mlp_features, "gate")(x)) * up if spec.mlp == "gated" else act(up)
-        )
+        if spec.mlp == "gated":
+            gate = self._dense(spec.mlp_features, "gate")(x)
+            inner = recomputed(lambda gate, up: act(gate) * up)(gate, up)
+        else:
+            inner = recomputed(act)(up)
         return self._dense(spec.emb_features, "down")(inner)
 
     def _dense(self, features: int, name: str) -> Dense:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 
 import jax
@@ -39,46 +39,60 @@ class Dense(nn.Module):
         shape = x.shape[x.ndim - self.inputs :]
         init = nn.initializers.normal(INIT_DEVIATION)
         kernel = self.param("kernel", init, (*shape, *self.features), self.param_dtype)
-        outer = x.shape[: x.ndim - self.inputs]
-        # One row axis: over several, XLA's CPU backend transposes both sides of the weights'
-        # gradient, a quarter of the backward pass.
-        flat = x.reshape(-1, math.prod(shape)).astype(self.dtype)
-        y = summed_in_parts(flat, _flat(kernel, math.prod(shape), self.dtype))
+        x = x.astype(self.dtype)
+        y = linear(x, kernel, self.inputs)
         if self.has_variable("lora", "a"):
             a, b = self.get_variable("lora", "a"), self.get_variable("lora", "b")
-            low = flat @ _flat(a, math.prod(shape), self.dtype)
-            y = y + self.adapter_scale * (low @ _flat(b, a.shape[-1], self.dtype))
-        y = y.reshape(*outer, *self.features)
+            y = y + self.adapter_scale * linear(linear(x, a, self.inputs), b, 1)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, self.param_dtype)
             y = y + bias.astype(self.dtype)
         return y
 
 
-@jax.custom_vjp
-def summed_in_parts(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Return x [M, K] times kernel [K, N], a long sum in parts where that is more exact."""
-    length = kernel.shape[0]
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def linear(x: jax.Array, kernel: jax.Array, inputs: int) -> jax.Array:
+    """Return x [..., *in] times kernel [*in, *out] over `inputs` axes, in the dtype of x.
+
+    The backward pass is told its operands, x and the kernel as they came: what a reshape or a
+    cast makes of them would be kept once more for every layer of a scan.
+    """
+    rows, matrix = _rows(x, inputs), _matrix(kernel, inputs, x.dtype)
+    return _in_parts(rows, matrix).reshape(*x.shape[: x.ndim - inputs], *kernel.shape[inputs:])
+
+
+def _linear_forward(x: jax.Array, kernel: jax.Array, inputs: int):
+    return linear(x, kernel, inputs), (x, kernel)
+
+
+def _linear_backward(inputs: int, operands: tuple[jax.Array, jax.Array], gradient: jax.Array):
+    # The sums here run over the outputs and over the rows; cutting the kernel's gradient by its
+    # inputs would only copy it.
+    x, kernel = operands
+    matrix = _matrix(kernel, inputs, x.dtype)
+    slope = gradient.reshape(-1, matrix.shape[1])
+    to_x = slope @ matrix.T
+    to_kernel = _rows(x, inputs).T @ slope
+    return to_x.reshape(x.shape), to_kernel.reshape(kernel.shape).astype(kernel.dtype)
+
+
+linear.defvjp(_linear_forward, _linear_backward)
+
+
+def _in_parts(rows: jax.Array, matrix: jax.Array) -> jax.Array:
+    length = len(matrix)
     if length <= LONG_SUM or jax.default_backend() != "cpu":
-        return x @ kernel
+        return rows @ matrix
     parts = round(length / SUM_PART)
     bounds = [length * part // parts for part in range(parts + 1)]
-    products = [x[:, start:stop] @ kernel[start:stop] for start, stop in pairwise(bounds)]
-    return reduce(jnp.add, products)
+    return reduce(jnp.add, (rows[:, i:j] @ matrix[i:j] for i, j in pairwise(bounds)))
 
 
-def _summed_forward(x: jax.Array, kernel: jax.Array):
-    return summed_in_parts(x, kernel), (x, kernel)
+def _rows(x: jax.Array, inputs: int) -> jax.Array:
+    # One row axis: over several, XLA's CPU backend transposes both sides of the weights'
+    # gradient, a quarter of the backward pass.
+    return x.reshape(-1, math.prod(x.shape[x.ndim - inputs :]))
 
 
-def _summed_backward(inputs: tuple[jax.Array, jax.Array], gradient: jax.Array):
-    # The sums here run over N and M; cutting the kernel's gradient by K would only copy it.
-    x, kernel = inputs
-    return gradient @ kernel.T, x.T @ gradient
-
-
-summed_in_parts.defvjp(_summed_forward, _summed_backward)
-
-
-def _flat(kernel: jax.Array, rows: int, dtype: str) -> jax.Array:
-    return jnp.asarray(kernel).reshape(rows, -1).astype(dtype)
+def _matrix(kernel: jax.Array, inputs: int, dtype: jax.typing.DTypeLike) -> jax.Array:
+    return jnp.asarray(kernel).reshape(math.prod(kernel.shape[:inputs]), -1).astype(dtype)

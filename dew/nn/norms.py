@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from dew.nn.recompute import recomputed
+
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x²) + epsilon) * scale over the last axis.
@@ -21,9 +23,14 @@ class RMSNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise `x` [..., D]."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), self.param_dtype)
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + self.epsilon)
-        return scale.astype(x.dtype) * wide.astype(x.dtype)
+
+        def normed(x: jax.Array, scale: jax.Array) -> jax.Array:
+            wide = x.astype(jnp.float32)
+            square = jnp.mean(jnp.square(wide), -1, keepdims=True)
+            wide = wide * jax.lax.rsqrt(square + self.epsilon)
+            return scale.astype(x.dtype) * wide.astype(x.dtype)
+
+        return recomputed(normed)(x, scale)
 
 
 class LayerNorm(nn.Module):
@@ -40,12 +47,15 @@ class LayerNorm(nn.Module):
         """Normalise `x` [..., D]."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), self.param_dtype)
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), self.param_dtype)
-        wide = x.astype(jnp.float32)
-        centred = wide - jnp.mean(wide, -1, keepdims=True)
-        spread = jax.lax.rsqrt(jnp.mean(jnp.square(centred), -1, keepdims=True) + self.epsilon)
-        return (centred * spread * scale.astype(jnp.float32) + bias.astype(jnp.float32)).astype(
-            x.dtype
-        )
+
+        def normed(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+            wide = x.astype(jnp.float32)
+            centred = wide - jnp.mean(wide, -1, keepdims=True)
+            variance = jnp.mean(jnp.square(centred), -1, keepdims=True)
+            scaled = centred * jax.lax.rsqrt(variance + self.epsilon) * scale.astype(jnp.float32)
+            return (scaled + bias.astype(jnp.float32)).astype(x.dtype)
+
+        return recomputed(normed)(x, scale, bias)
 
 
 NORMS: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}

@@ -17,7 +17,7 @@ from dew.objectives.base import EMASpec, Objective, Ratio, Step
 from dew.objectives.vocabulary_loss import token_losses, total_loss
 from dew.typing import Variables
 
-LOGIT_BYTES = 64 * 2**20
+LOGIT_BYTES = 128 * 2**20
 """How many bytes of float32 logits a loss holds at one time."""
 
 

@@ -33,6 +33,10 @@ def scale_by_adam(
         count = optax.safe_increment(state.count)
         mu = _mixed(updates, state.mu, b1, lambda g: g)
         nu = _mixed(updates, state.nu, b2, lambda g: g * g)
+        if jax.default_backend() == "cpu":
+            # XLA writes one array a loop there: computed anew inside the parameters' loop, the
+            # moments would keep their old values alive, and be copied.
+            mu, nu = jax.lax.optimization_barrier((mu, nu))
         first, second = _correction(b1, count), _correction(b2, count)
         scaled = jax.tree.map(lambda m, v: (m / first) / (jnp.sqrt(v / second) + eps), mu, nu)
         return scaled, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)

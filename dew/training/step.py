@@ -43,16 +43,18 @@ def microstep(
         window = Window(gradients, ratio.mass.astype(jnp.float32), jnp.ones((), jnp.int32))
         if accumulation > 1:
             window = jax.tree.map(jnp.add, state.accumulation, window)
-        full = window.count >= accumulation
-        branches = [_unchanged, _updated(optimizer, objective.ema)]
-        if accumulation > 1:
-            branches.append(_accumulated)
-        moved, window_norm = jax.lax.switch(
-            jnp.where(accepted, jnp.where(full, 1, 2), 0),
-            branches,
-            replace(state, params=_with_aux(state.params, aux)),
-            state,
+        full = accepted & (window.count >= accumulation)
+        moved, window_norm = _updated(
+            full & (window.mass > 0),
+            optimizer,
+            objective.ema,
+            _with_aux(state, aux, accepted),
             window,
+        )
+        moved = replace(
+            moved,
+            step=state.step + accepted,
+            accumulation=_pending(state.accumulation, window, accepted, full),
         )
         attempted = replace(moved, microstep=state.microstep + 1)
         report = {
@@ -73,12 +75,10 @@ def flush(objective: Objective, optimizer: optax.GradientTransformation) -> Call
     """Return `flush(state) -> state`, which applies a window that is not full."""
 
     def apply(state: TrainState) -> TrainState:
-        pending = state.accumulation.count > 0
-        keep, update = _unchanged, _updated(optimizer, objective.ema)
         window = state.accumulation
-        # The update counts the microbatch at hand, and here there is none.
-        moved, _ = jax.lax.cond(pending, update, keep, state, state, window)
-        return replace(moved, step=state.step)
+        due = (window.count > 0) & (window.mass > 0)
+        moved, _ = _updated(due, optimizer, objective.ema, state, window)
+        return replace(moved, accumulation=empty_window(state.params["params"]))
 
     return apply
 
@@ -109,55 +109,64 @@ def _gradients(objective, state, frozen, batch) -> tuple[Any, Ratio, Aux]:
     return wide(gradients), ratio, aux
 
 
-def _unchanged(accepted: TrainState, before: TrainState, window: Window):
-    return before, jnp.zeros((), jnp.float32)
+def _updated(
+    due: jax.Array,
+    optimizer: optax.GradientTransformation,
+    ema: EMASpec | None,
+    state: TrainState,
+    window: Window,
+) -> tuple[TrainState, jax.Array]:
+    """Return the state after the window's update where `due`, and its mean gradient's norm.
 
+    The update is a loop of one turn or none: XLA changes in place what a loop carries, and copies
+    what passes through a conditional: parameters and moments, a tenth of a step.
+    """
 
-def _accumulated(accepted: TrainState, before: TrainState, window: Window):
-    return replace(accepted, step=before.step + 1, accumulation=window), jnp.zeros((), jnp.float32)
-
-
-def _updated(optimizer: optax.GradientTransformation, ema: EMASpec | None) -> Callable:
-    def update(accepted: TrainState, before: TrainState, window: Window):
-        counted = window.mass > 0
-        mass = jnp.where(counted, window.mass, 1.0)
-        mean = jax.tree.map(lambda total: total / mass.astype(total.dtype), window.gradients)
-        params = accepted.params["params"]
-        changes, opt_state = optimizer.update(mean, before.opt_state, wide(params))
-        moved = jax.tree.map(
-            lambda leaf, new: new.astype(leaf.dtype),
-            params,
-            optax.apply_updates(wide(params), changes),
-        )
-        # A window in which nothing counted is no update, and leaves the moments alone too.
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(counted, new, old),
-            (moved, opt_state),
-            (params, before.opt_state),
-        )
-        updates = before.updates + counted.astype(jnp.int32)
-        empty = None if before.accumulation is None else empty_window(params)
-        state = replace(
-            accepted,
-            step=before.step + 1,
-            updates=updates,
-            params={**accepted.params, "params": params},
-            opt_state=opt_state,
-            ema=_followed(ema, before.ema, params, updates, counted),
-            accumulation=empty,
-        )
+    def update(turn: jax.Array, carried: tuple) -> tuple:
+        params, opt_state, averages, updates, _ = carried
+        # Told by the turn, or XLA takes the mean out of the loop and writes all of it.
+        share = jnp.where(turn == 0, 1.0 / window.mass, 0.0)
+        mean = jax.tree.map(lambda total: total * share.astype(total.dtype), window.gradients)
+        changes, opt_state = optimizer.update(mean, opt_state, wide(params))
+        moved = optax.apply_updates(wide(params), changes)
+        params = jax.tree.map(lambda old, new: new.astype(old.dtype), params, moved)
+        updates = updates + 1
+        averages = _followed(ema, averages, params, updates)
         # Without a window the caller has this norm already; one pass over the leaves is saved.
-        norm = 0.0 if before.accumulation is None else optax.global_norm(mean)
-        return state, jnp.asarray(norm, jnp.float32)
+        norm = 0.0 if state.accumulation is None else optax.global_norm(mean)
+        return params, opt_state, averages, updates, jnp.asarray(norm, jnp.float32)
 
-    return update
+    none = jnp.zeros((), jnp.float32)
+    carried = (state.params["params"], state.opt_state, state.ema, state.updates, none)
+    params, opt_state, averages, updates, norm = jax.lax.fori_loop(
+        0, due.astype(jnp.int32), update, carried
+    )
+    moved = replace(
+        state,
+        params={**state.params, "params": params},
+        opt_state=opt_state,
+        ema=averages,
+        updates=updates,
+    )
+    return moved, norm
 
 
-def _followed(ema: EMASpec | None, averages: Any, params: Any, updates: Any, counted: Any) -> Any:
+def _pending(before: Window | None, window: Window, accepted: jax.Array, full: jax.Array):
+    """Return what waits for the next microbatch: nothing where the window is full."""
+    if before is None:
+        return None
+    return jax.tree.map(
+        lambda old, new: jnp.where(accepted, jnp.where(full, jnp.zeros_like(new), new), old),
+        before,
+        window,
+    )
+
+
+def _followed(ema: EMASpec | None, averages: Any, params: Any, updates: Any) -> Any:
     """Return the averages after an update, each stored in its leaf's dtype."""
     if ema is None:
         return None
-    decay = jnp.where(counted, jnp.asarray(ema.decay(updates), jnp.float32), 1.0)
+    decay = jnp.asarray(ema.decay(updates), jnp.float32)
 
     def average(old: Any, leaf: jax.Array) -> Any:
         if old is None:
@@ -170,14 +179,19 @@ def _followed(ema: EMASpec | None, averages: Any, params: Any, updates: Any, cou
     }
 
 
-def _with_aux(params: Mapping[str, Any], aux: Aux) -> dict[str, Any]:
-    unknown = set(aux.variables) - (set(params) - {"params"})
+def _with_aux(state: TrainState, aux: Aux, accepted: jax.Array) -> TrainState:
+    """Return the state with the collections that the step replaced, if it was accepted."""
+    unknown = set(aux.variables) - (set(state.params) - {"params"})
     if unknown:
         raise ValueError(
             f"Aux.variables replaces {sorted(unknown)}; a step may replace whole collections that "
-            f"are not params and not frozen: {sorted(set(params) - {'params'})}"
+            f"are not params and not frozen: {sorted(set(state.params) - {'params'})}"
         )
-    return {**params, **aux.variables}
+    new = {
+        name: jax.tree.map(lambda old, new: jnp.where(accepted, new, old), state.params[name], tree)
+        for name, tree in aux.variables.items()
+    }
+    return replace(state, params={**state.params, **new})
 
 
 def _learning_rate(opt_state: Any) -> dict[str, jax.Array]:
