@@ -6,7 +6,6 @@ the process holds before it loads.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shapes import SHAPES, Shape
-from timing import Row, Timing, arguments, own_peak, report
+from timing import Row, Timing, arguments, clean_environment, own_peak, report
 
 READ = "read the file"
 PIECE = 16 * 2**20
@@ -90,11 +89,10 @@ def write(shape: Shape, folder: Path) -> None:
 
 def measured(folder: Path, side: str) -> tuple[float, int]:
     """Return seconds and bytes of one load in a child process."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")
-    }
     command = [sys.executable, __file__, "--alone", str(folder), side]
-    child = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    child = subprocess.run(
+        command, env=clean_environment(), check=True, capture_output=True, text=True
+    )
     seconds, peak, _ = child.stdout.splitlines()[-1].split()
     return float(seconds), int(peak)
 

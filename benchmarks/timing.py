@@ -1,4 +1,9 @@
-"""How benchmarks measure: interleaved runs, medians, peak memory by child process, one table."""
+"""How benchmarks measure: a process a side, in turn; medians, peak memory, one table.
+
+A side runs in a process of its own, as its users run it: beside the other library in one process
+it would share that one's heap and lose its own freed pages while it waits. The sides take turns in
+blocks, so that what slows the machine slows all of them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 GEMM_SIZE = 2048
+WARM, BLOCK = 2, 5
+ANSWER = "seconds:"
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,9 @@ class Row:
 def arguments(description: str) -> argparse.Namespace:
     """Return the options that every benchmark takes."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--repeats", type=int, default=7, help="timed runs a side")
+    parser.add_argument("--repeats", type=int, default=7, help="timed runs a side, in fives")
     parser.add_argument("--shape", action="append", help="only this shape (repeatable)")
     parser.add_argument("--side", action="append", help="only this side (repeatable)")
-    parser.add_argument("--no-memory", action="store_true", help="skip the child processes")
     parser.add_argument("--alone", nargs=2, metavar=("SHAPE", "SIDE"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -86,48 +92,73 @@ def run_benchmark(
     options = arguments(description)
     if options.alone:
         shape, side = options.alone
-        run = sides[side](shapes[shape])
-        for _ in range(3):
-            run()
-        print(own_peak())
+        _serve(sides[side](shapes[shape]))
         return
     rows = []
     for name in options.shape or shapes:
-        memory = {
-            side: None if options.no_memory else peak_bytes(script, name, side)
-            for side in options.side or sides
-        }
-        runs = {side: sides[side](shapes[name]) for side in options.side or sides}
-        for side, timing in interleaved(runs, options.repeats).items():
-            rows.append(Row(name, side, timing, work(name), memory[side]))
+        processes = {side: _Side(script, name, side) for side in options.side or sides}
+        for _ in range(-(-options.repeats // BLOCK)):
+            for process in processes.values():
+                process.block()
+        for side, process in processes.items():
+            rows.append(Row(name, side, process.timing, work(name), process.finish()))
     report(Path(script).stem, rows, against=against, peak=gemm_peak())
 
 
-def interleaved(sides: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
-    """Time the sides in turn, so that what slows the machine slows all of them.
+class _Side:
+    """A process that runs one side of a benchmark when told to."""
 
-    Args:
-        sides: name to a function that returns when its work is done.
-        repeats: timed runs a side, after two that are not counted.
-    """
-    first = {name: _seconds(run) for name, run in sides.items()}
-    for run in sides.values():
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, run in sides.items():
-            seconds[name].append(_seconds(run))
-    return {name: Timing(first[name], tuple(seconds[name])) for name in sides}
+    def __init__(self, script: str, shape: str, side: str) -> None:
+        command = [sys.executable, script, "--alone", shape, side]
+        self._process = subprocess.Popen(
+            command,
+            env=clean_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._first = self._ask(1)[0]
+        self._seconds: list[float] = []
+
+    def block(self) -> None:
+        """Time `BLOCK` runs after `WARM` that are not counted: a wait cools its memory."""
+        self._seconds.extend(self._ask(WARM + BLOCK)[WARM:])
+
+    @property
+    def timing(self) -> Timing:
+        """What was measured so far."""
+        return Timing(self._first, tuple(self._seconds))
+
+    def finish(self) -> int:
+        """End the process, and return its peak resident memory in bytes."""
+        peak = int(self._ask(0)[0])
+        self._process.wait()
+        return peak
+
+    def _ask(self, runs: int) -> list[float]:
+        sent, answers = self._process.stdin, self._process.stdout
+        if sent is None or answers is None:
+            raise RuntimeError("the process has no pipes")
+        print(runs, file=sent, flush=True)
+        for line in answers:
+            if line.startswith(ANSWER):
+                return [float(word) for word in line.removeprefix(ANSWER).split()]
+        raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
 
 
-def peak_bytes(script: str, shape: str, side: str) -> int:
-    """Return the peak resident memory of a child process that runs one side of `script` twice."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")
-    }
-    command = [sys.executable, script, "--alone", shape, side]
-    child = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return int(child.stdout.split()[-1])
+def _serve(run: Callable[[], Any]) -> None:
+    """Answer each number on stdin with the seconds of so many runs, and 0 with the peak memory."""
+    for line in sys.stdin:
+        count = int(line)
+        answer = [_seconds(run) for _ in range(count)] if count else [own_peak()]
+        print(ANSWER, *answer, flush=True)
+        if not count:
+            return
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment for a child, without what this process's libraries left in it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
 
 
 def own_peak() -> int:

@@ -112,8 +112,8 @@ def _attention(
     return mixed.reshape(len(qkv), heads * width), KVCache(keys, values)
 
 
-def _linear(x: jax.Array, rows: jax.Array, bias: jax.Array | None) -> jax.Array:
-    y = jax.lax.dot_general(x, rows, (((1,), (1,)), ((), ())))
+def _linear(x: jax.Array, matrix: jax.Array, bias: jax.Array | None) -> jax.Array:
+    y = x @ matrix
     return y if bias is None else y + bias
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial, reduce
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +41,11 @@ class Dense(nn.Module):
         init = nn.initializers.normal(INIT_DEVIATION)
         kernel = self.param("kernel", init, (*shape, *self.features), self.param_dtype)
         x = x.astype(self.dtype)
-        y = linear(x, kernel, self.inputs)
+        y: Any = linear(x, kernel, self.inputs)
         if self.has_variable("lora", "a"):
             a, b = self.get_variable("lora", "a"), self.get_variable("lora", "b")
-            y = y + self.adapter_scale * linear(linear(x, a, self.inputs), b, 1)
+            low: Any = linear(linear(x, a, self.inputs), b, 1)
+            y = y + self.adapter_scale * low
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, self.param_dtype)
             y = y + bias.astype(self.dtype)
