@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
-import jax
 from flax import struct
 
-T = TypeVar("T")
+
+@struct.dataclass
+class ImageGrid:
+    """Images to score or to look at.
+
+    Args:
+        images: [N, H, W, C], in [-1, 1].
+        captions: the text each was made from, where there was one.
+    """
+
+    images: Any
+    captions: tuple[str, ...] = struct.field(pytree_node=False, default=())
+
+
+@struct.dataclass
+class VideoGrid:
+    """Clips to score or to look at.
+
+    Args:
+        videos: [N, T, H, W, C], in [-1, 1].
+        captions: the text each was made from, where there was one.
+    """
+
+    videos: Any
+    captions: tuple[str, ...] = struct.field(pytree_node=False, default=())
+
+
+@struct.dataclass
+class Representations:
+    """What an encoder makes of records, for a probe.
+
+    Args:
+        features: [N, D].
+        labels: int32 [N], the class of each record.
+    """
+
+    features: Any
+    labels: Any
 
 
 @struct.dataclass
@@ -39,13 +75,8 @@ class TokenScores:
     weights: Any
 
 
-Artifact = TextSamples | TokenScores
+Artifact = ImageGrid | VideoGrid | TextSamples | Representations | TokenScores
 """One evaluation value."""
 
 Artifacts = Artifact | tuple[Artifact, ...]
 """What `Objective.evaluate` returns."""
-
-
-def host(value: T) -> T:
-    """Return `value` with its arrays as numpy arrays of this process."""
-    return jax.device_get(value)
