@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from typing import Any as _Any
 
 if TYPE_CHECKING:
-    from dew.artifacts import TextSamples, TokenScores
+    from dew.artifacts import ImageGrid, Representations, TextSamples, TokenScores, VideoGrid
     from dew.checkpoints import Checkpoints
     from dew.data import DataPartition, Dataset
     from dew.errors import InputRefused
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dew.objectives.base import Aux, EMASpec, Objective, Ratio, Step
     from dew.registry import datasets, metrics, models
     from dew.tracking import LocalTracker, Tracker, Trackers
-    from dew.training import Trainer, TrainState
+    from dew.training import Layout, MeshSpec, Trainer, TrainState
 
 _EXPORTS = {
     "Aux": "dew.objectives.base",
@@ -31,11 +31,15 @@ _EXPORTS = {
     "EMASpec": "dew.objectives.base",
     "Evaluation": "dew.evaluation.run",
     "Field": "dew.inputs",
+    "ImageGrid": "dew.artifacts",
     "InputRefused": "dew.errors",
     "InputSpec": "dew.inputs",
+    "Layout": "dew.training",
     "LocalTracker": "dew.tracking",
+    "MeshSpec": "dew.training",
     "Objective": "dew.objectives.base",
     "Ratio": "dew.objectives.base",
+    "Representations": "dew.artifacts",
     "Step": "dew.objectives.base",
     "TextSamples": "dew.artifacts",
     "TokenScores": "dew.artifacts",
@@ -43,6 +47,7 @@ _EXPORTS = {
     "Trackers": "dew.tracking",
     "TrainState": "dew.training",
     "Trainer": "dew.training",
+    "VideoGrid": "dew.artifacts",
     "datasets": "dew.registry",
     "evaluate": "dew.evaluation.run",
     "metrics": "dew.registry",
@@ -59,11 +64,15 @@ __all__ = [
     "EMASpec",
     "Evaluation",
     "Field",
+    "ImageGrid",
     "InputRefused",
     "InputSpec",
+    "Layout",
     "LocalTracker",
+    "MeshSpec",
     "Objective",
     "Ratio",
+    "Representations",
     "Step",
     "TextSamples",
     "TokenScores",
@@ -71,6 +80,7 @@ __all__ = [
     "Trackers",
     "TrainState",
     "Trainer",
+    "VideoGrid",
     "datasets",
     "evaluate",
     "metrics",

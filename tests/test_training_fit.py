@@ -23,12 +23,14 @@ from dew.errors import InputRefused
 from dew.evaluation import Perplexity
 from dew.inputs import Field, InputSpec
 from dew.objectives.base import EMASpec, Ratio
+from dew.placement import Layout, MeshSpec, Placement
 from dew.training import NonFinite, Trainer
 from dew.training.prefetch import Prefetch
 from dew.training.progress import Lines, Live, Silent, default_progress
 
 KEY = jax.random.key(3)
 QUIET = Silent()
+place = Placement(MeshSpec(), Layout()).batch
 NOISY = NoisyRegression(ema=EMASpec(lambda n: 0.9))
 
 
@@ -427,7 +429,7 @@ def test_building_a_trainer_touches_nothing(tmp_path):
 def test_prefetch_gives_the_position_of_the_batch_that_was_taken():
     """The thread has read ahead; a resume from its own position would skip batches."""
     stream = LineStream(Line())
-    feed = Prefetch(stream, limit=10)
+    feed = Prefetch(stream, limit=10, place=place)
     deadline = time.monotonic() + 10
     while stream.next_batch < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -444,14 +446,14 @@ def test_prefetch_copies_what_the_iterator_may_write_over():
             buffer[:] = n
             yield {"x": buffer}
 
-    feed = Prefetch(reusing(), limit=4)
+    feed = Prefetch(reusing(), limit=4, place=place)
     taken = [feed.next() for _ in range(4)]
     feed.close()
     assert [float(fed.batch["x"][0]) for fed in taken] == [0, 1, 2, 3]
 
 
 def test_closing_prefetch_does_not_wait_for_a_full_queue():
-    feed = Prefetch(iter(itertools.repeat({"x": np.zeros(1)})), limit=10**9)
+    feed = Prefetch(iter(itertools.repeat({"x": np.zeros(1)})), limit=10**9, place=place)
     time.sleep(0.05)
     started = time.monotonic()
     feed.close()

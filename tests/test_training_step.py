@@ -13,6 +13,7 @@ import pytest
 from regression import Line, LinearRegression, NoisyRegression
 
 from dew.objectives.base import Aux, EMASpec, Objective, Ratio
+from dew.placement import Layout, MeshSpec, Placement
 from dew.training.adam import adamw
 from dew.training.start import Beginning
 from dew.training.state import TrainState
@@ -22,7 +23,13 @@ KEY = jax.random.key(5)
 
 
 def begin(objective, optimizer, *, accumulation=1, variables=None) -> TrainState:
-    beginning = Beginning(objective, optimizer, key=KEY, accumulation=accumulation)
+    beginning = Beginning(
+        objective,
+        optimizer,
+        key=KEY,
+        accumulation=accumulation,
+        placement=Placement(MeshSpec(), Layout()),
+    )
     return beginning.fresh(variables)[0]
 
 

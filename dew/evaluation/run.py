@@ -13,11 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dew.artifacts import Artifacts, host
+from dew.artifacts import (
+    Artifacts,
+    agree_process_phase,
+    agreed,
+    broadcast_from_process_zero,
+    collective_host,
+)
+from dew.artifacts.coordination import pool_size, pooled, rank
 from dew.data import DataPartition
 from dew.errors import InputRefused
 from dew.evaluation.metric import Metric, check_names
 from dew.objectives.base import Objective, Step
+from dew.placement import Layout, MeshSpec, Placement
 from dew.typing import Batch, Variables
 
 # The two random streams of an event: scoring draws do not move when previews are switched on.
@@ -61,6 +69,8 @@ def evaluate(
     step: int = 0,
     averaged: Variables | None = None,
     preview: bool = False,
+    mesh: MeshSpec | None = None,
+    layout: Layout = Layout(),  # noqa: B008 (frozen)
     split: str = "val",
 ) -> Evaluation:
     """Score `variables` on finite batches.
@@ -75,6 +85,9 @@ def evaluate(
         step: the training step of the variables.
         averaged: the variables with averaged leaves, for objectives that read them.
         preview: whether to ask the objective for something to look at, from the first batch.
+        mesh: where to place variables and batches; None leaves them where they are, and on a
+            pool spreads the batch over all devices.
+        layout: which axes of the parameters the mesh cuts.
         split: the prefix of the scores' names.
 
     Raises:
@@ -85,27 +98,89 @@ def evaluate(
     chosen = check_names(metrics)
     event_key = jax.random.fold_in(key, step)
     scoring = jax.random.fold_in(event_key, _SCORING)
-    score = partial(_score, _ByIdentity(objective), variables)
+    placement = _placement(objective, mesh, layout)
+    given = {"variables": variables, "averaged": averaged}
+    placed = given if placement is None else placement.put(given)
+    score = partial(_score, _ByIdentity(objective), placement, placed["variables"])
     totals: dict[str, Any] = {}
-    count = records = 0
+    records = 0
     first: tuple[Any, Artifacts | None] | None = None
-    with _opened(batches) as iterator:
-        for count, batch in enumerate(iterator, start=1):
+    coordinated = _Coordinated()
+    with _opened(batches, placement) as iterator:
+        for index, rows in enumerate(coordinated.prefix(iterator)):
+            batch = rows if placement is None else placement.batch(rows)
             records += _rows(batch)
             scored = None
             if chosen:
-                told = Step(jnp.int32(step), jax.random.fold_in(scoring, count - 1), averaged)
-                scored = host(score(dict(batch), told))
-                _merge(totals, chosen, scored, batch)
+                key_here = jax.random.fold_in(scoring, index)
+                told = Step(jnp.int32(step), key_here, placed["averaged"])
+                scored = score(dict(batch), told)
+                home = _home((scored, rows if placement is None else batch))
+                # On the first process alone; the others hear there if it fails.
+                agreed("scoring", partial(_merge, totals, chosen, home))
             first = first or (batch, scored)
     previews: tuple[Any, ...] = ()
     if preview and first is not None:
-        told = Step(jnp.int32(step), jax.random.fold_in(event_key, _PREVIEW), averaged)
-        drawn = objective.preview(variables, first[0], told, scored=first[1])
-        previews = _each(host(drawn))
-    scores = {f"{split}/{m.name}": float(m.finalize(totals[m.name])) for m in chosen if count}
-    elapsed = time.perf_counter() - started
-    return Evaluation(step, split, scores, count, records, False, event_key, elapsed, previews)
+        told = Step(jnp.int32(step), jax.random.fold_in(event_key, _PREVIEW), placed["averaged"])
+        drawn = objective.preview(placed["variables"], first[0], told, scored=first[1])
+        previews = _each(_home(drawn))
+
+    def finalized() -> dict[str, float]:
+        kept = chosen if coordinated.count and rank() == 0 else ()
+        return {f"{split}/{m.name}": float(m.finalize(totals[m.name])) for m in kept}
+
+    scores = broadcast_from_process_zero(agreed("scores", finalized)) if pooled() else finalized()
+    return Evaluation(
+        step=step,
+        split=split,
+        scores=scores,
+        coordinated_batches=coordinated.count,
+        records=records,
+        uneven_shards=coordinated.uneven,
+        event_key=event_key,
+        elapsed_seconds=time.perf_counter() - started,
+        previews=previews,
+    )
+
+
+class _Coordinated:
+    """The batches that every process has: the pass ends where the first of them ends.
+
+    Attributes:
+        count: batches so far.
+        uneven: whether some process had more.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.uneven = False
+
+    def prefix(self, iterator: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches for as long as every process has one."""
+        while True:
+            batch: Batch | None = None
+            error: BaseException | None = None
+            try:
+                batch = next(iterator, None)
+            except Exception as caught:
+                error = caught
+            have = agree_process_phase(error, phase="evaluation batch", available=batch is not None)
+            self.uneven = 0 < have < pool_size()
+            if batch is None or have < pool_size():
+                return
+            self.count += 1
+            yield batch
+
+
+def _placement(objective: Objective, mesh: MeshSpec | None, layout: Layout) -> Placement | None:
+    if mesh is None and not pooled():
+        return None
+    return Placement.of(mesh or MeshSpec(), layout, objective.logical_axes())
+
+
+def _home(tree: Any) -> Any:
+    """Return a tree on the host of process 0, and None elsewhere."""
+    return collective_host(tree, phase="evaluation", held_by="first")
 
 
 class _ByIdentity:
@@ -121,17 +196,20 @@ class _ByIdentity:
         return isinstance(other, _ByIdentity) and other.objective is self.objective
 
 
-@partial(jax.jit, static_argnums=0)
-def _score(same: _ByIdentity, variables: Variables, batch: Any, step: Step) -> Any:
-    return same.objective.evaluate(variables, batch, step)
+@partial(jax.jit, static_argnums=(0, 1))
+def _score(
+    same: _ByIdentity, placement: Placement | None, variables: Variables, batch: Any, step: Step
+) -> Any:
+    evaluate = same.objective.evaluate
+    return (evaluate if placement is None else placement.traced(evaluate))(variables, batch, step)
 
 
 @contextmanager
-def _opened(batches: Any) -> Iterator[Iterator[Batch]]:
+def _opened(batches: Any, placement: Placement | None) -> Iterator[Iterator[Batch]]:
     if not callable(batches):
         yield iter(batches)
         return
-    opened: Any = batches(DataPartition())
+    opened: Any = batches(DataPartition() if placement is None else placement.share)
     try:
         yield iter(opened)
     finally:
@@ -143,9 +221,11 @@ def _opened(batches: Any) -> Iterator[Iterator[Batch]]:
 def _merge(
     totals: dict[str, Any],
     metrics: tuple[Metric[Any], ...],
-    artifacts: Artifacts | None,
-    batch: Mapping[str, np.ndarray],
+    home: tuple[Artifacts | None, Mapping[str, np.ndarray]] | None,
 ) -> None:
+    if home is None:
+        return
+    artifacts, batch = home
     for metric in metrics:
         part = metric(_read(metric, artifacts), batch)
         known = metric.name in totals
@@ -170,5 +250,5 @@ def _each(artifacts: Artifacts | None) -> tuple[Any, ...]:
     return artifacts if isinstance(artifacts, tuple) else (artifacts,)
 
 
-def _rows(batch: Batch) -> int:
+def _rows(batch: Mapping[str, Any]) -> int:
     return max((np.shape(value)[0] for value in batch.values() if np.ndim(value)), default=0)

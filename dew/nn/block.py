@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from dew.nn.activations import activation
 from dew.nn.attention import Attention, KVCache
+from dew.nn.constraint import constrained
 from dew.nn.dense import Dense
 from dew.nn.norms import NORMS
 from dew.nn.recompute import recomputed
@@ -101,6 +102,7 @@ class Block(nn.Module):
         )
         seen = norm(spec.norm_epsilon, spec.param_dtype, name="attention_norm")(x)
         mixed, cache = attention(seen, turn, mask, cache, slot)
-        x = x + mixed
+        x = constrained(x + mixed, "batch", "length", None)
         seen = norm(spec.norm_epsilon, spec.param_dtype, name="mlp_norm")(x)
-        return x + MLP(spec, name="mlp")(seen), cache
+        x = constrained(x + MLP(spec, name="mlp")(seen), "batch", "length", None)
+        return x, cache

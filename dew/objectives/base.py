@@ -106,6 +106,13 @@ class Objective:
         """Return the variables to start from: `variables` itself where they are given."""
         raise NotImplementedError
 
+    def logical_axes(self) -> Mapping[str, Any]:
+        """Return collection to a tree of axis names, one tuple a parameter, for a layout's rules.
+
+        What is left out is cut along its longest axis.
+        """
+        return {}
+
     def loss(
         self, variables: Variables, batch: Mapping[str, jax.Array], step: Step
     ) -> jax.Array | Ratio | tuple[jax.Array | Ratio, Aux]:

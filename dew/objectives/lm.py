@@ -63,6 +63,10 @@ class LMObjective(Objective):
             return variables
         return self.model.init(key, jnp.zeros((1, 1), jnp.int32))
 
+    def logical_axes(self) -> Mapping[str, Any]:
+        """Return the model's `parameter_axes`."""
+        return {"params": self.model.parameter_axes()}
+
     def loss(self, variables: Variables, batch: Mapping[str, jax.Array], step: Step) -> Ratio:
         """Return the summed losses in nats over the summed weights of the targets."""
         targets, weights = target_weights(batch)
@@ -129,6 +133,10 @@ class LoRAObjective(LMObjective):
             return variables
         base = super().init(key, variables)["params"]
         return {"params": self.lora.init(key, base), "frozen": base}
+
+    def logical_axes(self) -> Mapping[str, Any]:
+        """Return the base model's axes; the adapters are small."""
+        return {"frozen": self.model.parameter_axes()}
 
     def applied(self, variables: Variables) -> Variables:
         """Return the base as `params` and the adapters as `lora`."""

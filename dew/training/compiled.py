@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from dew.placement import Placement
+
 
 @dataclass(frozen=True)
 class StepMemory:
@@ -37,12 +39,17 @@ class StepMemory:
 class CompiledStep:
     """Runs a step function with its state donated; compiles apart, and counts that time.
 
+    Args:
+        function: `step(state, frozen, batch)`.
+        placement: where the state lies.
+
     Attributes:
         seconds: spent compiling so far.
     """
 
-    def __init__(self, function: Callable[..., Any]):
-        self._jitted = jax.jit(function, donate_argnums=0)
+    def __init__(self, function: Callable[..., Any], placement: Placement):
+        self._function = placement.traced(function)
+        self._placement = placement
         self._ready: dict[Any, Any] = {}
         self.seconds = 0.0
 
@@ -72,9 +79,10 @@ class CompiledStep:
                     stacklevel=3,
                 )
             started = time.perf_counter()
-            self._ready[signature] = _apart(
-                lambda: self._jitted.lower(state, frozen, batch).compile()
-            )
+            # The state comes out where it went in, or the next call could not take it.
+            places = (self._placement.shardings(state), self._placement.whole)
+            jitted = jax.jit(self._function, donate_argnums=0, out_shardings=places)
+            self._ready[signature] = _apart(lambda: jitted.lower(state, frozen, batch).compile())
             self.seconds += time.perf_counter() - started
         return self._ready[signature]
 

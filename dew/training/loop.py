@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dew.artifacts.coordination import pooled, rank
 from dew.data import DataPartition, Dataset
 from dew.errors import InputRefused
 from dew.evaluation import Evaluation, Metric, evaluate
@@ -25,6 +26,7 @@ from dew.training.progress import Progress
 from dew.training.signals import Interrupted, Signals, StopRequested
 from dew.training.start import key_words
 from dew.training.state import TrainState, laid_over
+from dew.training.steering import Steering
 from dew.training.step import flush
 
 AHEAD = 2
@@ -83,7 +85,10 @@ class Loop:
         self.preview = preview
         self.on_report = on_report
         self.progress = progress
+        self.placement = trainer.placement
         self.share = DataPartition()
+        # Every process trains; the first one tells.
+        self.tracker = None if rank() else trainer.tracker
         self.meter = Meter()
         self.since_save = Meter()
         self.unsettled: deque[tuple[int, Fed, dict[str, Any]]] = deque()
@@ -95,9 +100,15 @@ class Loop:
     def run(self, variables: Any, signals: Signals) -> TrainState:
         """Train to the end and return the state."""
         self.signals = signals
+        self.steering = Steering(AHEAD + 2)
+        self.share = self.placement.share
         state = self._begin(variables)
         first = int(state.step)
-        feed = Prefetch(self._open(first), limit=max(0, self.schedule.steps - first))
+        feed = Prefetch(
+            self._open(first),
+            limit=max(0, self.schedule.steps - first),
+            place=self.placement.batch,
+        )
         try:
             self.progress.start(first, self.schedule.steps)
             state = self._steps(state, feed, first)
@@ -150,8 +161,7 @@ class Loop:
     def _steps(self, state: TrainState, feed: Prefetch, first: int) -> TrainState:
         self.meter.reset()
         for step in range(first + 1, self.schedule.steps + 1):
-            if self.signals.number is not None:
-                self._leave(state, step - 1)
+            self._steer(state, step - 1)
             fed = self._next(feed, state, step)
             executable = self._executable(state, fed)
             state, report = executable(state, self.frozen, fed.batch)
@@ -162,13 +172,26 @@ class Loop:
                 self._between(state, step)
         return state
 
+    def _steer(self, state: TrainState, step: int) -> None:
+        """Stop or save where one process was asked to, all after the same step."""
+        self.steering.steer(step, self.signals.number, wish=self._asked_to_save())
+        if self.steering.stop_after == step:
+            self._leave(state, step)
+        if self.steering.saves_after(step):
+            self._save(state, step)
+
+    def _check(self) -> None:
+        """Leave work between two steps if a signal came; on a pool the next step hears it."""
+        if not pooled():
+            self.signals.check()
+
     def _between(self, state: TrainState, step: int) -> None:
         """Do what is due after a step that is not the last."""
         if due(self.schedule.log_every, step):
             self._report(state, step)
         if due(self.schedule.eval_every, step):
             self._evaluate(state, step)
-        if self._asked_to_save() or due(self.schedule.checkpoint_every, step):
+        if due(self.schedule.checkpoint_every, step):
             self._save(state, step)
 
     def _end(self, state: TrainState) -> TrainState:
@@ -176,7 +199,9 @@ class Loop:
         if self.unsettled or self.meter.steps:
             self._report(state, step)
         if state.accumulation is not None and int(state.accumulation.count):
-            state = jax.jit(flush(self.trainer.objective, self.trainer.optimizer))(state)
+            places = self.placement.shardings(state)
+            last = flush(self.trainer.objective, self.trainer.optimizer)
+            state = jax.jit(last, out_shardings=places)(state)
             self.saved_step = None
         if self.schedule.eval_every is not None:
             self._evaluate(state, step)
@@ -187,7 +212,7 @@ class Loop:
 
     def _next(self, feed: Prefetch, state: TrainState, step: int) -> Fed:
         try:
-            return feed.next(self.signals.check)
+            return feed.next(self._check)
         except StopIteration:
             raise InputRefused(
                 f"the training data ended before step {step} of {self.schedule.steps}; give an "
@@ -241,8 +266,8 @@ class Loop:
     def _log(self, scalars: dict[str, float], step: int, note: str = "") -> None:
         started = time.perf_counter()
         self.progress.report(scalars, step, note)
-        if self.trainer.tracker is not None:
-            self.trainer.tracker.log(scalars, step)
+        if self.tracker is not None:
+            self.tracker.log(scalars, step)
         if self.on_report is not None:
             self.on_report(scalars, step)
         self._pause(time.perf_counter() - started)
@@ -252,7 +277,7 @@ class Loop:
         started = time.perf_counter()
         self.progress.phase("evaluating")
         variables = {**state.params, **self.frozen}
-        tracker = self.trainer.tracker
+        tracker = self.tracker
         try:
             event = evaluate(
                 self.trainer.objective,
@@ -262,7 +287,9 @@ class Loop:
                 metrics=self.metrics,
                 step=step,
                 averaged=None if state.ema is None else laid_over(variables, state.ema),
-                preview=self.preview and tracker is not None,
+                preview=self.preview and self.trainer.tracker is not None,
+                mesh=self.placement.spec,
+                layout=self.placement.layout,
             )
         except StopRequested:
             self._leave(state, step)
@@ -280,7 +307,7 @@ class Loop:
         iterator = iter(self.dataset.val(share))
         try:
             for batch in iterator:
-                self.signals.check()
+                self._check()
                 yield batch
         finally:
             _close(iterator)
@@ -300,7 +327,7 @@ class Loop:
 
     def _asked_to_save(self) -> bool:
         """Take away the file that asks for a save, and tell whether it was there."""
-        if self.trainer.checkpoints is None:
+        if self.trainer.checkpoints is None or rank():
             return False
         try:
             os.unlink(os.path.join(self.trainer.checkpoints.directory, SAVE_NOW))
@@ -323,14 +350,15 @@ class Loop:
 
     def _leave(self, state: TrainState, step: int) -> None:
         """Save and raise: a signal asked the run to end."""
-        assert self.signals.number is not None
+        number = self.signals.number if self.steering.number is None else self.steering.number
+        assert number is not None
         checkpoints = self.trainer.checkpoints
         self._settle(state, 0)
         if checkpoints is not None:
             self._save(state, step)
             checkpoints.wait()
         saved = None if checkpoints is None else checkpoints.path(step)
-        raise Interrupted(self.signals.number, step=step, saved=saved)
+        raise Interrupted(number, step=step, saved=saved)
 
     def _pause(self, seconds: float) -> None:
         self.meter.pause(seconds)

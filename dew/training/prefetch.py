@@ -39,11 +39,20 @@ class Prefetch:
     Args:
         iterator: of batches, field name to numpy array.
         limit: how many batches will be asked for; none is read beyond.
+        place: puts a batch on the devices, in memory that the iterator does not share.
         depth: how many batches may lie ready.
     """
 
-    def __init__(self, iterator: Iterator[Any], *, limit: int, depth: int = DEPTH):
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        *,
+        limit: int,
+        place: Callable[[Any], dict[str, jax.Array]],
+        depth: int = DEPTH,
+    ):
         self._iterator = iterator
+        self._place = place
         self._limit = limit
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=max(1, depth))
         self._stopped = threading.Event()
@@ -100,7 +109,7 @@ class Prefetch:
                 batch = next(self._iterator)
                 state = getattr(self._iterator, "get_state", None)
                 position = state() if state is not None else None
-                if not self._put(Fed(on_device(batch), _rows(batch), position)):
+                if not self._put(Fed(self._place(batch), _rows(batch), position)):
                     return
             self._put(_END)
         except StopIteration:
@@ -116,11 +125,6 @@ class Prefetch:
                 continue
             return True
         return False
-
-
-def on_device(batch: Any) -> dict[str, jax.Array]:
-    """Return a batch's fields on the device, in memory that the iterator does not share."""
-    return {name: jax.device_put(np.array(value)) for name, value in batch.items()}
 
 
 def _rows(batch: Any) -> int:

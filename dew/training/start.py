@@ -14,6 +14,7 @@ from dew.checkpoints import Checkpoints
 from dew.data import DataPartition
 from dew.errors import InputRefused
 from dew.objectives.base import Objective
+from dew.placement import Placement
 from dew.training.state import TrainState, first_state
 from dew.typing import Variables
 
@@ -28,6 +29,7 @@ class Beginning:
         optimizer: its state starts from the float32 params.
         key: the run's key.
         accumulation: microbatches an update.
+        placement: where the state goes.
     """
 
     def __init__(
@@ -37,14 +39,13 @@ class Beginning:
         *,
         key: jax.Array,
         accumulation: int,
+        placement: Placement,
     ):
         self._objective = objective
-        self._first = jax.jit(
-            lambda variables, key: first_state(
-                variables, optimizer, key=key, ema=objective.ema, accumulation=accumulation
-            )
+        self._first = lambda variables, key: first_state(
+            variables, optimizer, key=key, ema=objective.ema, accumulation=accumulation
         )
-        self._drawn = jax.jit(objective.init)
+        self._placed = placement
         self._key = key
 
     def fresh(self, variables: Variables | None) -> tuple[TrainState, Frozen]:
@@ -54,19 +55,26 @@ class Beginning:
             variables: pre-trained ones, or None to draw them. The caller's arrays stay as they
                 are: what a step will change is copied, what is frozen is shared.
         """
+        shapes, _ = self.shapes(variables)
         learned, frozen = self._parted(self._variables(variables))
         # A copy in any case: a donated step would write over the caller's arrays, and an array
         # made from numpy may share its memory.
         learned = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), learned)
-        return self._first(learned, jnp.copy(self._key)), frozen
+        key = self._placed.put(jnp.copy(self._key))
+        first = jax.jit(self._first, out_shardings=self._placed.shardings(shapes))
+        return first(learned, key), frozen
 
     def shapes(self, variables: Variables | None) -> tuple[TrainState, Frozen]:
         """Return the shapes of both, reading and drawing nothing.
 
         Args:
             variables: arrays or their shapes, or None.
+
+        Raises:
+            LayoutRefused: the mesh does not cut them.
         """
         everything = jax.eval_shape(self._objective.init, self._key, variables)
+        self._placed.check(everything)
         learned, frozen = self._parted(everything)
         return jax.eval_shape(self._first, learned, self._key), frozen
 
@@ -84,11 +92,7 @@ class Beginning:
                 "the checkpoint holds an average that this run does not keep; it is dropped.",
                 stacklevel=3,
             )
-        place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        placed = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), template
-        )
-        state, position = checkpoints.restore(placed, share=share)
+        state, position = checkpoints.restore(self._placed.shaped(template), share=share)
         if not jnp.array_equal(key_words(state.key), key_words(self._key)):
             raise InputRefused(
                 f"{checkpoints.directory} holds a run of another key (seed). Start with the seed "
@@ -106,9 +110,11 @@ class Beginning:
         return template
 
     def _variables(self, variables: Variables | None) -> Variables:
-        if variables is None:
-            return self._drawn(self._key)
-        return self._objective.init(self._key, variables)
+        if variables is not None:
+            return self._placed.put(self._objective.init(self._key, variables))
+        shapes = jax.eval_shape(self._objective.init, self._key)
+        init = jax.jit(self._objective.init, out_shardings=self._placed.shardings(shapes))
+        return init(self._placed.put(self._key))
 
     def _parted(self, variables: Variables) -> tuple[dict[str, Any], Frozen]:
         names = self._objective.frozen

@@ -9,16 +9,18 @@ from typing import Any
 import jax
 import optax
 
+from dew.artifacts.coordination import rank
 from dew.checkpoints import Checkpoints
 from dew.data import Dataset
 from dew.errors import InputRefused
 from dew.evaluation import Metric
 from dew.evaluation.metric import check_names
 from dew.objectives.base import Objective
+from dew.placement import Layout, MeshSpec, Placement
 from dew.tracking import Tracker
 from dew.training.compiled import CompiledStep, StepMemory, memory_of
 from dew.training.loop import Loop, Schedule
-from dew.training.progress import Progress, default_progress
+from dew.training.progress import Progress, Silent, default_progress
 from dew.training.signals import Signals
 from dew.training.start import Beginning
 from dew.training.state import TrainState
@@ -52,6 +54,8 @@ class Trainer:
         objective: the loss and what evaluation gives.
         optimizer: an optax transformation. Its schedules count updates, not microbatches.
         key: the run's key; every draw comes from it.
+        mesh: how many devices each kind of parallelism takes; data parallelism the rest.
+        layout: which axes of the parameters the mesh cuts.
         accumulation: microbatches an update. Their gradients and masses are added, so the
             update is that of one batch of all their rows.
         checkpoints: where to save, or None. `fit` borrows it.
@@ -67,6 +71,8 @@ class Trainer:
         optimizer: optax.GradientTransformation,
         *,
         key: jax.Array,
+        mesh: MeshSpec = MeshSpec(),  # noqa: B008 (frozen)
+        layout: Layout = Layout(),  # noqa: B008 (frozen)
         accumulation: int = 1,
         checkpoints: Checkpoints | None = None,
         tracker: Tracker | None = None,
@@ -76,6 +82,7 @@ class Trainer:
         self.objective = objective
         self.optimizer = optimizer
         self.key = key
+        self.placement = Placement.of(mesh, layout, objective.logical_axes())
         self.accumulation = accumulation
         self.checkpoints = checkpoints
         self.tracker = tracker
@@ -117,7 +124,7 @@ class Trainer:
             progress: how to show it; by default a live line on a terminal, else plain lines.
 
         Raises:
-            InputRefused: options or data that do not fit, before the first step.
+            InputRefused: options, data or a mesh that do not fit, before the first step.
             NonFinite: a loss or gradient that is not finite; nothing after it was saved.
             CheckpointFailed: a save did not land.
             Interrupted: SIGINT or SIGTERM came; the state was saved first.
@@ -131,7 +138,7 @@ class Trainer:
             metrics=check_names(metrics),
             preview=preview,
             on_report=on_report,
-            progress=progress if progress is not None else default_progress(),
+            progress=_shown_by(progress),
         )
         with Signals() as signals:
             return loop.run(variables, signals)
@@ -148,6 +155,7 @@ class Trainer:
             name: jax.ShapeDtypeStruct(field.shape, jax.dtypes.canonicalize_dtype(field.dtype))
             for name, field in batch.items()
         }
+        state, frozen = self.placement.shaped((state, frozen))
         step = self.compiled_step()
         before = step.seconds
         executable = step.ready(state, frozen, structs)
@@ -158,16 +166,19 @@ class Trainer:
         """Return what builds this trainer's first or restored state."""
         if self._beginning is None:
             self._beginning = Beginning(
-                self.objective, self.optimizer, key=self.key, accumulation=self.accumulation
+                self.objective,
+                self.optimizer,
+                key=self.key,
+                accumulation=self.accumulation,
+                placement=self.placement,
             )
         return self._beginning
 
     def compiled_step(self) -> CompiledStep:
         """Return the step, whose executables serve every fit of this trainer."""
         if self._compiled is None:
-            self._compiled = CompiledStep(
-                microstep(self.objective, self.optimizer, accumulation=self.accumulation)
-            )
+            step = microstep(self.objective, self.optimizer, accumulation=self.accumulation)
+            self._compiled = CompiledStep(step, self.placement)
         return self._compiled
 
     def _check(self, dataset: Dataset, schedule: Schedule) -> None:
@@ -178,3 +189,10 @@ class Trainer:
                 "checkpoint_every is set and the trainer has no checkpoints; build it with "
                 "checkpoints=Checkpoints(directory)"
             )
+
+
+def _shown_by(progress: Progress | None) -> Progress:
+    """Return how a run is shown: on process 0 only."""
+    if rank():
+        return Silent()
+    return progress if progress is not None else default_progress()

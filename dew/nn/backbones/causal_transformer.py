@@ -12,6 +12,7 @@ from flax import linen as nn
 from dew.errors import InputRefused
 from dew.nn.attention import causal_mask
 from dew.nn.block import Block, BlockSpec
+from dew.nn.constraint import constrained
 from dew.nn.dense import INIT_DEVIATION
 from dew.nn.norms import NORMS
 from dew.nn.rotary import Rope, angles
@@ -183,7 +184,7 @@ class CausalTransformer(nn.Module):
         if self.positions == "learned":
             rows = jnp.take(self.position_embed(), positions, axis=0, mode="clip")
             x = x + rows.astype(self.dtype)
-        return x
+        return constrained(x, "batch", "length", None)
 
     def turn(self, positions: jax.Array) -> tuple[jax.Array, jax.Array] | None:
         """Return rotary cos and sin of `positions` [B, L], or None where they are learned."""
@@ -202,37 +203,46 @@ class CausalTransformer(nn.Module):
     def parameter_shapes(self) -> dict:
         """Return the shapes of `init`'s parameters, without the quarter second of tracing it."""
         self._check()
-        D, F, H, G, K = (
-            self.emb_features,
-            self.mlp_features,
-            self.num_heads,
-            self.kv_heads,
-            self.head_width,
+        sizes = {
+            "embed": self.emb_features,
+            "mlp": self.mlp_features,
+            "heads": self.num_heads,
+            "kv_heads": self.kv_heads,
+            "head": self.head_width,
+            "vocab": self.vocab_size,
+            "table_features": self.emb_features,
+            "positions": self.max_seq_len,
+            "layers": self.num_layers,
+            "norm": self.emb_features,
+        }
+        return _each(
+            self.parameter_axes(),
+            lambda axes: jax.ShapeDtypeStruct(tuple(sizes[a] for a in axes), self.param_dtype),
         )
+
+    def parameter_axes(self) -> dict:
+        """Return the name of each axis of each parameter: what a layout's rules speak of."""
         attention = {
-            "query": self._linear((D,), (H, K), self.qkv_bias),
-            "key": self._linear((D,), (G, K), self.qkv_bias),
-            "value": self._linear((D,), (G, K), self.qkv_bias),
-            "out": self._linear((H, K), (D,), self.out_bias),
+            "query": _linear(("embed",), ("heads", "head"), self.qkv_bias),
+            "key": _linear(("embed",), ("kv_heads", "head"), self.qkv_bias),
+            "value": _linear(("embed",), ("kv_heads", "head"), self.qkv_bias),
+            "out": _linear(("heads", "head"), ("embed",), self.out_bias),
         }
         inner = ("gate", "up") if self.mlp == "gated" else ("up",)
-        mlp = {name: self._linear((D,), (F,), self.mlp_bias) for name in inner}
-        mlp["down"] = self._linear((F,), (D,), self.mlp_bias)
-        norm = {"scale": (D,), **({"bias": (D,)} if self.norm == "layer" else {})}
+        mlp = {name: _linear(("embed",), ("mlp",), self.mlp_bias) for name in inner}
+        mlp["down"] = _linear(("mlp",), ("embed",), self.mlp_bias)
+        norm = {"scale": ("norm",), **({"bias": ("norm",)} if self.norm == "layer" else {})}
         layer = {"attention_norm": norm, "attention": attention, "mlp_norm": norm, "mlp": mlp}
-        shapes = {
-            "embed": {"table": (self.vocab_size, D)},
-            "layers": _each(layer, lambda shape: (self.num_layers, *shape)),
+        axes = {
+            "embed": {"table": ("vocab", "table_features")},
+            "layers": _each(layer, lambda names: ("layers", *names)),
             "final_norm": norm,
         }
         if self.positions == "learned":
-            shapes["position_embed"] = {"table": (self.max_seq_len, D)}
+            axes["position_embed"] = {"table": ("positions", "table_features")}
         if not self.tied_head:
-            shapes["head"] = {"table": (self.vocab_size, D)}
-        return _each(shapes, lambda shape: jax.ShapeDtypeStruct(shape, self.param_dtype))
-
-    def _linear(self, inputs: tuple[int, ...], outputs: tuple[int, ...], bias: bool) -> dict:
-        return {"kernel": (*inputs, *outputs), **({"bias": outputs} if bias else {})}
+            axes["head"] = {"table": ("vocab", "table_features")}
+        return axes
 
     def _check(self) -> None:
         if self.head_features is None and self.emb_features % self.num_heads:
@@ -252,8 +262,12 @@ class CausalTransformer(nn.Module):
                 raise InputRefused(f"{field} is {value!a:.200}; expected one of {', '.join(known)}")
 
 
-def _each(tree: dict, change: Callable[[tuple[int, ...]], Any]) -> dict:
-    """Return a nested dict of shapes with each shape changed."""
+def _linear(inputs: tuple[str, ...], outputs: tuple[str, ...], bias: bool) -> dict:
+    return {"kernel": (*inputs, *outputs), **({"bias": outputs} if bias else {})}
+
+
+def _each(tree: dict, change: Callable[[tuple[str, ...]], Any]) -> dict:
+    """Return a nested dict of axes with each leaf changed."""
     return {
         name: _each(value, change) if isinstance(value, dict) else change(value)
         for name, value in tree.items()
