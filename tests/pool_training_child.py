@@ -1,6 +1,6 @@
 """One rank of a run on a mesh: `pool_training_child.py SETTINGS`, JSON; prints one JSON line.
 
-Settings: devices, ranks, rank, port (ranks > 1), mesh, steps, directory, stop_at, batch.
+Settings: those of `pools.start`, and devices, mesh, steps, directory, stop_at, batch.
 """
 
 from __future__ import annotations
@@ -11,27 +11,17 @@ import signal
 import sys
 
 import jax
+from pools import join
 
 SETTINGS = json.loads(sys.argv[1])
-jax.config.update("jax_num_cpu_devices", SETTINGS["devices"])
-if SETTINGS["ranks"] > 1:
-    # jax's own notifier would take SIGTERM before the run's handler hears it.
-    jax.config.update("jax_enable_preemption_service", False)
-    address = f"127.0.0.1:{SETTINGS['port']}"
-    jax.distributed.initialize(
-        address,
-        SETTINGS["ranks"],
-        SETTINGS["rank"],
-        cluster_detection_method="deactivate",
-        coordinator_bind_address=address,
-    )
+join(SETTINGS)
 
 import numpy as np  # noqa: E402
 
+from dew import metrics  # noqa: E402
 from dew.artifacts import end_pool_on_failure  # noqa: E402
 from dew.checkpoints import Checkpoints  # noqa: E402
 from dew.data import Dataset  # noqa: E402
-from dew.evaluation import Perplexity  # noqa: E402
 from dew.nn.backbones.causal_transformer import CausalTransformer  # noqa: E402
 from dew.objectives.lm import LMObjective  # noqa: E402
 from dew.training import Layout, MeshSpec, Trainer  # noqa: E402
@@ -113,7 +103,7 @@ def main() -> None:
         log_every=1,
         eval_every=SETTINGS["steps"],
         checkpoint_every=None if directory is None else 5,
-        metrics=(Perplexity(),),
+        metrics=(metrics.perplexity(),),
         on_report=keep,
     )
     kernel = state.params["params"]["layers"]["mlp"]["up"]["kernel"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar, cast
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dew.artifacts.agreement import agree_process_phase
 from dew.artifacts.coordination import pooled, rank
+from dew.artifacts.pieces import assembled, gathered_pieces
 
 T = TypeVar("T")
 
@@ -74,10 +73,11 @@ def collective_host(
         members = [spread[at] for at in group]
 
         def gather(members: list[int] = members) -> None:
-            whole = _replicated([leaves[index] for index in members])
-            jax.block_until_ready(whole)
-            for index, leaf in zip(members, whole, strict=True) if kept else ():
-                out[index] = _local(leaf)
+            pieces = gathered_pieces([leaves[index] for index in members])
+            if kept:
+                whole = assembled([leaves[index] for index in members], np.asarray(pieces))
+                for index, leaf in zip(members, whole, strict=True):
+                    out[index] = leaf
 
         _together(gather, phase=phase)
     return jax.tree.unflatten(structure, out) if kept else None
@@ -127,22 +127,3 @@ def _local(leaf: Any) -> Any:
 
 def _bytes(leaf: jax.Array) -> int:
     return leaf.size * leaf.dtype.itemsize
-
-
-def _replicated(leaves: list[jax.Array]) -> list[jax.Array]:
-    shardings = tuple(_whole(leaf) for leaf in leaves)
-    return _identity(shardings)(leaves)
-
-
-@functools.lru_cache(maxsize=64)
-def _identity(shardings: tuple[NamedSharding, ...]) -> Callable[[list], list]:
-    return jax.jit(lambda leaves: leaves, out_shardings=list(shardings))
-
-
-def _whole(leaf: jax.Array) -> NamedSharding:
-    """Return the sharding that holds all of a leaf on each of its devices."""
-    placed = leaf.sharding
-    if isinstance(placed, NamedSharding):
-        return NamedSharding(placed.mesh, PartitionSpec())
-    devices = np.asarray(sorted(placed.device_set, key=lambda device: device.id))
-    return NamedSharding(Mesh(devices, ("all",)), PartitionSpec())
