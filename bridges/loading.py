@@ -18,9 +18,10 @@ from bridges.files.regular_file import contained, shown_path
 from bridges.files.tensors import open_tensors
 from bridges.hub import resolve
 from bridges.names import StoredLayout, TableTensors, cut_padding, settle_head, table_tensors
-from bridges.table import into_tree, layer_problems
+from bridges.table import flat, into_tree, layer_problems
 from dew.errors import InputRefused, WeightMismatch, listed, shown
 from dew.inference.bundle import Bundle
+from dew.placement import Layout, MeshSpec, Placement
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -31,6 +32,8 @@ def load(
     revision: str | None = None,
     dtype: Any = None,
     param_dtype: Any = None,
+    mesh: MeshSpec | None = None,
+    layout: Layout = Layout(),  # noqa: B008 (frozen)
     strict: bool = False,
 ) -> Bundle:
     """Load a checkpoint of PyTorch's world.
@@ -46,6 +49,9 @@ def load(
         dtype: what activations are computed in; float32 where None.
         param_dtype: what parameters are stored in; float32 where None, which holds every value
             of the usual checkpoints exactly.
+        mesh: spread the parameters over the devices of this mesh: a process holds its own parts
+            and one tensor more. None puts them on the default device.
+        layout: which axes of the parameters the mesh cuts.
         strict: refuse a config key that is neither read nor known to be harmless, instead of one
             warning that names them all.
 
@@ -56,6 +62,7 @@ def load(
         InputRefused: the source, its config, its tokenizer or a value in them is not usable.
         WeightMismatch: missing, left-over or misshapen tensors, all in one message.
         UnknownName: a `model_type` that no family reads.
+        LayoutRefused: the mesh does not cut the parameters.
     """
     compute, storage = _dtype("dtype", dtype), _dtype("param_dtype", param_dtype)
     path = resolve(source, revision)
@@ -66,9 +73,11 @@ def load(
     with ThreadPoolExecutor(1) as pool:
         # Copying weights leaves the interpreter free to build the tokenizer meanwhile.
         reading = pool.submit(read_processor)
-        model, table, layout = _table(family, model, open_weights())
+        model, table, stored = _table(family, model, open_weights())
         try:
-            params = into_tree(family.rows(model), table, _shapes(family, model, table), storage)
+            shapes = _shapes(family, model, table)
+            places = None if mesh is None else _places(model, shapes, mesh, layout)
+            params = into_tree(family.rows(model), table, shapes, storage, shardings=places)
         except WeightMismatch as error:
             raise WeightMismatch(f"{shown_path(path)}: {error}") from None
         processor = reading.result()
@@ -81,7 +90,7 @@ def load(
         family=family.model_type,
         generation_config=_generation_config(path),
         source=os.fspath(source),
-        stored=layout,
+        stored=stored,
     )
 
 
@@ -185,6 +194,13 @@ def _shapes(family: Family, model: Any, tensors: TableTensors) -> dict:
     if problems and model.num_layers > len(tensors.names()):
         raise WeightMismatch(listed("the weights do not fit the model:", problems))
     return model.parameter_shapes()
+
+
+def _places(model: Any, shapes: dict, mesh: MeshSpec, layout: Layout) -> dict[str, Any]:
+    """Return each parameter's path to its sharding."""
+    placement = Placement.of(mesh, layout, {"params": model.parameter_axes()})
+    placement.check(shapes)
+    return flat(placement.shardings(shapes))
 
 
 def _check_tokens(processor: Any, model: Any, where: str) -> None:

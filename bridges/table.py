@@ -75,18 +75,43 @@ class Row:
         return LAYER in self.theirs
 
 
-def into_tree(rows: Sequence[Row], tensors: Tensors, shapes: Mapping, dtype: Any) -> dict:
+Bounds = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A part of a leaf that is filled on this host.
+
+    Attributes:
+        bounds: which part, first and last + 1 of each axis.
+        buffer: its memory.
+    """
+
+    bounds: Bounds
+    buffer: np.ndarray
+
+
+def into_tree(
+    rows: Sequence[Row],
+    tensors: Tensors,
+    shapes: Mapping,
+    dtype: Any,
+    *,
+    shardings: Mapping[str, jax.sharding.Sharding] | None = None,
+) -> dict:
     """Return dew's parameters, filled from `tensors`.
 
     Names and shapes are checked from the headers before anything is allocated. Each leaf is then
     allocated once and filled in place by two threads, and jax takes the buffer over as it is: at
-    no time is there a second copy of the model.
+    no time is there a second copy of the model. With shardings, a process allocates only what its
+    own devices hold, and beside that there is one tensor a thread.
 
     Args:
         rows: the weight table.
         tensors: the checkpoint.
         shapes: the parameters' tree, of anything with `shape` and `dtype` (`jax.eval_shape`).
         dtype: the dtype of every floating leaf; None for that of `shapes`.
+        shardings: a leaf's path to where it goes; None puts all on the default device.
 
     Returns:
         The nested dict of jax arrays.
@@ -96,20 +121,23 @@ def into_tree(rows: Sequence[Row], tensors: Tensors, shapes: Mapping, dtype: Any
     """
     leaves = flat(shapes)
     check(rows, tensors, leaves)
-    buffers = {
-        path: aligned_empty(tuple(leaf.shape), np.dtype(dtype or leaf.dtype))
-        for path, leaf in leaves.items()
-    }
+    places = shardings or dict.fromkeys(leaves)
+    targets = {path: _targets(leaf, dtype, places[path]) for path, leaf in leaves.items()}
     counts: dict[str, int] = {}
     with ThreadPoolExecutor(WORKERS) as pool:
         jobs = [
-            (name, pool.submit(_fill, tensors, name, row, layer, buffers))
+            (name, pool.submit(_fill, tensors, name, row, layer, leaves, targets))
             for name, row, layer in _slots(rows, leaves)
         ]
         for name, job in jobs:
             counts[name] = job.result()
     _warn_not_finite({name: count for name, count in counts.items() if count})
-    return nested({path: jax.device_put(buffer) for path, buffer in buffers.items()})
+    return nested(
+        {
+            path: _array(tuple(leaf.shape), targets[path], places[path])
+            for path, leaf in leaves.items()
+        }
+    )
 
 
 def out_of_tree(rows: Sequence[Row], params: Mapping) -> Iterator[tuple[str, np.ndarray]]:
@@ -306,21 +334,68 @@ def _is_floating(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.floating) or dtype.name.startswith(("bfloat", "float"))
 
 
+def _targets(leaf: Any, dtype: Any, place: jax.sharding.Sharding | None) -> list[Target]:
+    """Return the parts of a leaf that this host's devices hold, each once, with new memory."""
+    shape, kind = tuple(leaf.shape), np.dtype(dtype or leaf.dtype)
+    parts = {_bounds((slice(None),) * len(shape), shape)}
+    if place is not None:
+        parts = set(_held(place, shape).values())
+    return [
+        Target(part, aligned_empty(tuple(stop - start for start, stop in part), kind))
+        for part in sorted(parts)
+    ]
+
+
+def _array(
+    shape: tuple[int, ...], targets: Sequence[Target], place: jax.sharding.Sharding | None
+) -> jax.Array:
+    """Return a leaf whose parts are filled."""
+    if place is None:
+        return jax.device_put(targets[0].buffer)
+    buffers = {target.bounds: target.buffer for target in targets}
+    held = _held(place, shape)
+    arrays = [jax.device_put(buffers[part], device) for device, part in held.items()]
+    return jax.make_array_from_single_device_arrays(shape, place, arrays)
+
+
+def _held(place: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[Any, Bounds]:
+    """Return this host's devices and the part that each holds."""
+    indices = place.addressable_devices_indices_map(shape)
+    return {device: _bounds(index, shape) for device, index in indices.items() if index is not None}
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
 def _fill(
-    tensors: Tensors, name: str, row: Row, layer: int | None, buffers: Mapping[str, np.ndarray]
+    tensors: Tensors,
+    name: str,
+    row: Row,
+    layer: int | None,
+    leaves: Mapping[str, Any],
+    targets: Mapping[str, Sequence[Target]],
 ) -> int:
     """Copy one tensor into its leaves and return how many of its values are not finite."""
     tensor = tensors.read(name)
     axis, start, count = row.move.axis, 0, 0
     for path in row.leaves:
-        leaf = buffers[path] if layer is None else buffers[path][layer]
         part = tensor
         if len(row.leaves) > 1:
             # The leaf's own tensor shape says how much of the whole is its part.
-            size = row.move.out(np.broadcast_to(np.int8(0), leaf.shape)).shape[axis]
+            shape = tuple(leaves[path].shape)[0 if layer is None else 1 :]
+            size = row.move.out(np.broadcast_to(np.int8(0), shape)).shape[axis]
             part = tensor[(slice(None),) * axis + (slice(start, start + size),)]
             start += size
-        count += _copy(row.move.into(part), leaf)
+        moved = row.move.into(part)
+        for target in targets[path]:
+            bounds, buffer = target.bounds, target.buffer
+            if layer is not None:
+                first, stop = bounds[0]
+                if not first <= layer < stop:
+                    continue
+                bounds, buffer = bounds[1:], buffer[layer - first]
+            count += _copy(moved[tuple(slice(*part) for part in bounds)], buffer)
     tensors.release(name)
     return count
 

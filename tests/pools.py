@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,13 +65,17 @@ def start(script: str, ranks: int, **settings: Any) -> list[subprocess.Popen[str
 
 
 def ended(processes: list[subprocess.Popen[str]], patience: float = PATIENCE) -> list[Ended]:
-    """Wait for every rank; one that does not end is killed and fails the test."""
-    try:
-        outcomes = [process.communicate(timeout=patience) for process in processes]
-    finally:
+    """Wait for every rank; one that does not end in time is killed."""
+    # Read side by side: a rank whose pipe is full would keep its peers waiting.
+    deadline = time.monotonic() + patience
+    with ThreadPoolExecutor(len(processes)) as readers:
+        reading = [readers.submit(process.communicate) for process in processes]
+        while not all(one.done() for one in reading) and time.monotonic() < deadline:
+            time.sleep(0.05)
         for process in processes:
             if process.poll() is None:
                 process.kill()
+    outcomes = [one.result() for one in reading]
     return [
         Ended(process.returncode, out, err)
         for process, (out, err) in zip(processes, outcomes, strict=True)
