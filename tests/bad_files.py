@@ -80,8 +80,8 @@ def packed(tensors: Mapping[str, np.ndarray]) -> bytes:
     return safetensors(header, data)
 
 
-def gpt2_tensors(seed: int = 0) -> dict[str, np.ndarray]:
-    """Return the tensors of a one-layer GPT-2, float32."""
+def gpt2_tensors(seed: int = 0, scale: float = 0.02) -> dict[str, np.ndarray]:
+    """Return the tensors of a one-layer GPT-2, float32 of standard deviation `scale`."""
     generator, block = np.random.default_rng(seed), "transformer.h.0."
     shapes: dict[str, tuple[int, ...]] = {
         "transformer.wte.weight": (TOKENS, WIDTH),
@@ -97,7 +97,7 @@ def gpt2_tensors(seed: int = 0) -> dict[str, np.ndarray]:
     }
     for name, shape in kernels.items():
         shapes |= {f"{block}{name}.weight": shape, f"{block}{name}.bias": shape[1:]}
-    return {name: generator.normal(0, 0.02, shape).astype("<f4") for name, shape in shapes.items()}
+    return {name: generator.normal(0, scale, shape).astype("<f4") for name, shape in shapes.items()}
 
 
 def gpt2_config(**changes: Any) -> dict[str, Any]:

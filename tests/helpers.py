@@ -1,8 +1,9 @@
-"""Small real checkpoints and a tokenizer, made without torch, for tests of any package."""
+"""Small real checkpoints, a tokenizer and text files, for tests of any package."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,19 @@ SENTENCES = (
     "Tomorrow, and tomorrow, and tomorrow, creeps in this petty pace from day to day.",
 )
 TINY_VOCABULARY = 320
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def write_lines(path: Path, texts: Iterable[str], field: str = "text") -> Path:
+    """Write texts as JSON lines and return the path."""
+    path.write_text("".join(json.dumps({field: text}) + "\n" for text in texts))
+    return path
 
 
 def write_tokenizer(folder: Path, vocab_size: int = TINY_VOCABULARY) -> None:
@@ -77,7 +91,9 @@ def llama_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray
     width, inner = config["hidden_size"], config["intermediate_size"]
     queries = config["num_attention_heads"] * config["head_dim"]
     keys = config["num_key_value_heads"] * config["head_dim"]
-    shapes = {"model.embed_tokens.weight": (config["vocab_size"], width)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], width)
+    }
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         shapes |= {
@@ -100,15 +116,50 @@ def llama_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray
     }
 
 
-def write_llama(folder: Path, *, seed: int = 0, tokenizer: bool = True, **changes: Any) -> Path:
-    """Write a whole tiny llama checkpoint into `folder` and return it."""
+def write_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
+    """Write config.json and model.safetensors into `folder` and return it."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = llama_config(**changes)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = llama_tensors(config, seed)
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+def write_tensors(folder: Path, tensors: dict[str, np.ndarray], **changes: Any) -> Path:
+    """Write a tiny llama of the given tensors, without a tokenizer, and return the folder."""
+    return write_checkpoint(folder, llama_config(**changes), tensors)
+
+
+def write_llama(folder: Path, *, seed: int = 0, tokenizer: bool = True, **changes: Any) -> Path:
+    """Write a whole tiny llama checkpoint into `folder` and return it."""
+    config = llama_config(**changes)
+    write_checkpoint(folder, config, llama_tensors(config, seed))
     if tokenizer:
         write_tokenizer(folder)
     return folder
+
+
+def hf_llama(**changes: Any) -> Any:
+    """Return transformers' own two-layer llama; changes are fields of its config."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    return LlamaForCausalLM(LlamaConfig(**sizes | changes))
+
+
+def hf_gpt2(**changes: Any) -> Any:
+    """Return transformers' own two-layer GPT-2; changes are fields of its config."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes: dict[str, Any] = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    sizes |= {"n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**sizes | changes))

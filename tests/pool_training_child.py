@@ -1,6 +1,7 @@
 """One rank of a run on a mesh: `pool_training_child.py SETTINGS`, JSON; prints one JSON line.
 
-Settings: those of `pools.start`, and devices, mesh, steps, directory, stop_at, batch.
+Settings: those of `pools.start`, and devices, mesh, steps, directory, stop_at, stuck_at, hang,
+grace, batch.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import jax
 from pools import join
@@ -46,6 +48,8 @@ class Tokens:
         self.position += 1
         if self.position - 1 == SETTINGS.get("stop_at") and SETTINGS["rank"] == 1:
             os.kill(os.getpid(), signal.SIGTERM)
+        if self.position - 1 == SETTINGS.get("stuck_at") and SETTINGS["rank"] == 1:
+            time.sleep(10_000)
         own = self.share.of(self.batch)
         return {"text": rows[own], "weights": weights[own]}
 
@@ -63,7 +67,7 @@ def validation(share, batch: int):
 
 
 def main() -> None:
-    end_pool_on_failure()
+    end_pool_on_failure(SETTINGS.get("grace", 60.0))
     batch = SETTINGS.get("batch", 8)
     model = CausalTransformer(
         vocab_size=64,
@@ -81,6 +85,7 @@ def main() -> None:
         key=jax.random.key(3),
         mesh=MeshSpec(**SETTINGS["mesh"]),
         layout=Layout(min_shard=64),
+        hang_timeout=SETTINGS.get("hang", 1800.0),
         checkpoints=None if directory is None else Checkpoints(directory),
     )
     data = Dataset(

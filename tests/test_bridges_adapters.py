@@ -9,7 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import llama_config, llama_tensors
+from bad_files import gpt2_config, gpt2_tensors
+from helpers import llama_config, llama_tensors, write_checkpoint, write_tensors
 from safetensors.numpy import load_file, save_file
 
 import bridges
@@ -21,38 +22,6 @@ from dew.nn.lora import LoRA
 IDS = np.array([[5, 7, 11, 13, 2], [3, 1, 4, 1, 5]])
 QUERY = "base_model.model.model.layers.{layer}.self_attn.q_proj"
 FUSED = "base_model.model.transformer.h.{layer}.attn.c_attn"
-
-
-def gpt2_tensors(seed: int = 0) -> dict[str, np.ndarray]:
-    """Return a one-layer GPT-2: 8 wide, 2 heads, 32 tokens, 16 positions."""
-    generator = np.random.default_rng(seed)
-    shapes = {"wte.weight": (32, 8), "wpe.weight": (16, 8), "ln_f.weight": (8,), "ln_f.bias": (8,)}
-    for name in ("ln_1", "ln_2"):
-        shapes |= {f"h.0.{name}.weight": (8,), f"h.0.{name}.bias": (8,)}
-    kernels = {"attn.c_attn": (8, 24), "attn.c_proj": (8, 8), "mlp.c_fc": (8, 32)}
-    for name, shape in (kernels | {"mlp.c_proj": (32, 8)}).items():
-        shapes |= {f"h.0.{name}.weight": shape, f"h.0.{name}.bias": shape[1:]}
-    return {
-        f"transformer.{name}": generator.normal(0, 0.3, shape).astype(np.float32)
-        for name, shape in shapes.items()
-    }
-
-
-GPT2 = {
-    "model_type": "gpt2",
-    "n_layer": 1,
-    "n_embd": 8,
-    "n_head": 2,
-    "n_positions": 16,
-    "vocab_size": 32,
-}
-
-
-def write(folder: Path, config: dict, tensors: dict) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, str(folder / "model.safetensors"))
-    return folder
 
 
 def write_adapter(folder: Path, tensors: dict, **config) -> Path:
@@ -98,13 +67,14 @@ def trained(bundle, lora: LoRA):
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    config = llama_config()
-    return load(write(tmp_path_factory.mktemp("llama"), config, llama_tensors(config)))
+    tensors = llama_tensors(llama_config())
+    return load(write_tensors(tmp_path_factory.mktemp("llama"), tensors))
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
-    return load(write(tmp_path_factory.mktemp("gpt2"), GPT2, gpt2_tensors()))
+    folder, tensors = tmp_path_factory.mktemp("gpt2"), gpt2_tensors(scale=0.3)
+    return load(write_checkpoint(folder, gpt2_config(), tensors))
 
 
 # The mathematics, by hand: W + alpha / r * B A, in float64.
@@ -144,7 +114,7 @@ def test_a_fused_projection_merges_by_hand(gpt2, tmp_path):
     found = load_file(tmp_path / "merged/model.safetensors")
     name = FUSED.format(layer=0)
     a, b = tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"]
-    base = gpt2_tensors()["transformer.h.0.attn.c_attn.weight"]
+    base = gpt2_tensors(scale=0.3)["transformer.h.0.attn.c_attn.weight"]
     wanted = base.astype(np.float64) + 2.0 * (b.astype(np.float64) @ a.astype(np.float64)).T
     np.testing.assert_allclose(
         found["transformer.h.0.attn.c_attn.weight"], wanted, rtol=1e-6, atol=1e-6

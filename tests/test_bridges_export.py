@@ -1,21 +1,17 @@
-"""Export: byte for byte what was loaded, read by both transformers, whole whatever breaks."""
+"""Export: byte for byte what was loaded, read by both transformers, never half a folder."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import llama_config, llama_tensors, write_llama
-from safetensors.numpy import save_file
+from helpers import hf_gpt2, hf_llama, llama_config, llama_tensors, write_llama, write_tensors
 
 import bridges
 from bridges.exporting import ExportDiffers, cast, generation_config
@@ -43,15 +39,6 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def write(folder: Path, tensors: dict, generation=None, **changes) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(llama_config(**changes)))
-    if generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-    save_file(tensors, str(folder / "model.safetensors"))
-    return folder
-
-
 def trained(bundle):
     """Return the bundle with every leaf moved beyond the precision of bfloat16."""
     params = jax.tree.map(lambda x: x + 1e-4 * np.float32(np.pi), bundle.variables["params"])
@@ -76,7 +63,7 @@ def bundle(source):
 def test_export_undoes_load(dtype, tied, tmp_path):
     config = llama_config(tie_word_embeddings=tied)
     tensors = {k: v.astype(dtype) for k, v in llama_tensors(config).items()}
-    folder = write(tmp_path / "a", tensors, tie_word_embeddings=tied)
+    folder = write_tensors(tmp_path / "a", tensors, tie_word_embeddings=tied)
     bridges.export(load(folder), tmp_path / "b", verify=False)
     assert stored(tmp_path / "b") == stored(folder)
     written = json.loads((tmp_path / "b/config.json").read_text())
@@ -88,7 +75,7 @@ def test_mixed_dtypes_come_back_each_as_it_was(tmp_path):
     dtypes = (ml_dtypes.bfloat16, np.float16, np.float32)
     tensors = llama_tensors(llama_config(vocab_size=321))
     tensors = {k: v.astype(dtypes[i % 3]) for i, (k, v) in enumerate(tensors.items())}
-    folder = write(tmp_path / "a", tensors, vocab_size=321)
+    folder = write_tensors(tmp_path / "a", tensors, vocab_size=321)
     bridges.export(load(folder), tmp_path / "b", verify=False)
     assert stored(tmp_path / "b") == stored(folder)
 
@@ -96,7 +83,7 @@ def test_mixed_dtypes_come_back_each_as_it_was(tmp_path):
 def test_a_nan_keeps_its_bits(tmp_path):
     tensors = {k: v.astype(ml_dtypes.bfloat16) for k, v in llama_tensors(llama_config()).items()}
     tensors["model.norm.weight"].view(np.uint16)[:2] = (0x7FA1, 0xFFC3)
-    folder = write(tmp_path / "a", tensors)
+    folder = write_tensors(tmp_path / "a", tensors)
     with pytest.warns(UserWarning, match="NaN"):
         loaded = load(folder)
     bridges.export(loaded, tmp_path / "b")
@@ -106,7 +93,7 @@ def test_a_nan_keeps_its_bits(tmp_path):
 def test_training_beyond_the_stored_precision_is_not_rounded_away(tmp_path):
     # A fine-tuned export must score as the live model does.
     tensors = {k: v.astype(ml_dtypes.bfloat16) for k, v in llama_tensors(llama_config()).items()}
-    live = trained(load(write(tmp_path / "a", tensors, torch_dtype="bfloat16")))
+    live = trained(load(write_tensors(tmp_path / "a", tensors, torch_dtype="bfloat16")))
     bridges.export(live, tmp_path / "b")
     assert json.loads((tmp_path / "b/config.json").read_text())["dtype"] == "float32"
     ours, theirs = (np.asarray(b(input_ids=IDS)["logits"]) for b in (live, load(tmp_path / "b")))
@@ -123,11 +110,11 @@ def test_an_asked_dtype_rounds_every_tensor(bundle, tmp_path):
 def test_the_key_set_is_the_sources(tmp_path):
     # CASES P107 and P108: a stored copy of the tied head comes back, an absent one does not.
     tensors = llama_tensors(llama_config())
-    plain = write(tmp_path / "a", tensors)
-    copied = write(
+    plain = write_tensors(tmp_path / "a", tensors)
+    copied = write_tensors(
         tmp_path / "b", tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].copy()}
     )
-    bare = write(tmp_path / "c", {k.removeprefix("model."): v for k, v in tensors.items()})
+    bare = write_tensors(tmp_path / "c", {k.removeprefix("model."): v for k, v in tensors.items()})
     for folder in (plain, copied, bare):
         bridges.export(load(folder), tmp_path / "out")
         assert stored(tmp_path / "out") == stored(folder)
@@ -137,7 +124,7 @@ def test_a_trained_tied_head_is_exported_with_the_embedding(tmp_path):
     # CASES P109.
     tensors = llama_tensors(llama_config())
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
-    folder = write(tmp_path / "a", tensors)
+    folder = write_tensors(tmp_path / "a", tensors)
     bridges.export(trained(load(folder)), tmp_path / "b")
     out = stored(tmp_path / "b")
     assert out["lm_head.weight"] == out["model.embed_tokens.weight"]
@@ -148,7 +135,7 @@ def test_an_untied_head_is_declared(tmp_path):
     tensors = llama_tensors(llama_config())
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 2
     with pytest.warns(UserWarning, match="differs"):
-        loaded = load(write(tmp_path / "a", tensors))
+        loaded = load(write_tensors(tmp_path / "a", tensors))
     bridges.export(loaded, tmp_path / "b")
     assert json.loads((tmp_path / "b/config.json").read_text())["tie_word_embeddings"] is False
 
@@ -157,7 +144,7 @@ def test_padding_is_cut_and_the_config_kept(tmp_path):
     # CASES P110.
     tensors = llama_tensors(llama_config(vocab_size=384))
     with pytest.warns(UserWarning, match="padding"):
-        loaded = load(write(tmp_path / "a", tensors, vocab_size=320))
+        loaded = load(write_tensors(tmp_path / "a", tensors, vocab_size=320))
     bridges.export(loaded, tmp_path / "b")
     assert open_tensors(tmp_path / "b").info("model.embed_tokens.weight").shape == (320, 32)
     assert json.loads((tmp_path / "b/config.json").read_text())["vocab_size"] == 320
@@ -197,7 +184,7 @@ def test_the_safetensors_library_reads_what_is_written(bundle, source, tmp_path)
 def test_the_config_round_trips(tmp_path):
     # CASES P115: odd but valid fields stay as they are; only what readers need is added.
     odd = {"use_cache": False, "attention_dropout": 0.1, "pad_token_id": 7, "id2label": {"0": "x"}}
-    folder = write(tmp_path / "a", llama_tensors(llama_config()), **odd)
+    folder = write_tensors(tmp_path / "a", llama_tensors(llama_config()), **odd)
     bridges.export(load(folder), tmp_path / "b")
     before = json.loads((folder / "config.json").read_text())
     after = json.loads((tmp_path / "b/config.json").read_text())
@@ -288,7 +275,6 @@ def test_a_gguf_export_holds_its_dequantised_values(smollm2_gguf, tmp_path):
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_transformers_loads_an_export_whole(family, tmp_path):
     import torch
-    from test_bridges_load import hf_gpt2, hf_llama
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -370,7 +356,7 @@ def test_an_adapter_in_the_folder_does_not_stay_beside_the_model(bundle, tmp_pat
 
 
 def test_exporting_over_the_source_is_safe(tmp_path):
-    folder = write(tmp_path / "a", llama_tensors(llama_config()))
+    folder = write_tensors(tmp_path / "a", llama_tensors(llama_config()))
     before = stored(folder)
     bridges.export(load(folder), folder)
     assert stored(folder) == before
@@ -392,131 +378,6 @@ def test_an_error_while_writing_leaves_nothing_behind(tmp_path):
     with pytest.raises(KeyError):
         interrupted()
     assert os.listdir(tmp_path) == []
-
-
-# Faults: tests/fault.c breaks the n-th call that changes a file.
-
-WRITER = """
-import sys
-from pathlib import Path
-import numpy as np
-from bridges.files.swap import staged
-from bridges.files.writer import Planned, json_bytes, write_file, write_weights
-value = float(sys.argv[2])
-planned = [Planned(f"t{i}", (8, 8), np.dtype(np.float32)) for i in range(int(sys.argv[3]))]
-with staged(Path(sys.argv[1])) as folder:
-    write_weights(folder, planned, ((p.name, np.full((8, 8), value, np.float32)) for p in planned),
-                  shard_bytes=300)
-    write_file(folder / "config.json", json_bytes({"value": value}))
-"""
-
-
-@pytest.fixture(scope="module")
-def fault(tmp_path_factory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("needs Linux and a C compiler")
-    library = tmp_path_factory.mktemp("fault") / "fault.so"
-    code = Path(__file__).with_name("fault.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, code, "-ldl"], check=True)
-    return library
-
-
-def run_writer(target: Path, value: int, shards: int, **env) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", WRITER, str(target), str(value), str(shards)]
-    root = str(Path(__file__).resolve().parents[1])
-    return subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root} | env
-    )
-
-
-def prepared(base: Path) -> Path:
-    """Return a run's folder with the export of value 1 in two shards."""
-    target = base / "under" / "out"
-    (target / "checkpoint-1").mkdir(parents=True)
-    (target / "checkpoint-1/state").write_text("state")
-    assert run_writer(target, 1, 2).returncode == 0
-    return target
-
-
-def value_of(target: Path) -> int:
-    """Return which export the folder holds; a mixture fails."""
-    value = json.loads((target / "config.json").read_text())["value"]
-    tensors = open_tensors(target)
-    assert len(tensors.names()) == (2 if value == 1 else 3)
-    assert all((tensors.read(name) == value).all() for name in tensors.names())
-    assert (target / "checkpoint-1/state").read_text() == "state"
-    return value
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("action", ["kill", "enospc", "eio"])
-def test_a_fault_at_any_call_leaves_the_old_folder_or_the_new(action, fault, tmp_path):
-    # FAULTS 25 and 26; the oracle is the folder itself: every byte old, or every byte new.
-    counted = run_writer(
-        prepared(tmp_path / "count"), 2, 3,
-        BREAK="count:0", BREAK_UNDER=str(tmp_path / "count/under"), LD_PRELOAD=str(fault),
-    )  # fmt: skip
-    calls = int(counted.stderr.partition("calls=")[2])
-    assert calls > 20
-    seen = set()
-    for number in range(1, calls + 1):
-        base = tmp_path / str(number)
-        target = prepared(base)
-        result = run_writer(
-            target, 2, 3,
-            BREAK=f"{action}:{number}", BREAK_UNDER=str(base / "under"), LD_PRELOAD=str(fault),
-        )  # fmt: skip
-        seen.add(value_of(target))
-        assert result.returncode == 0 or action != "kill" or result.returncode == -9
-        # The next export clears away what the broken one left, and succeeds.
-        assert run_writer(target, 2, 3).returncode == 0
-        assert value_of(target) == 2
-        assert os.listdir(target.parent) == ["out"]
-    assert seen == {1, 2}
-
-
-@pytest.mark.parametrize("call", [1, 6, 12, 18, 24, 27, 29, 31])
-def test_a_kill_leaves_the_old_folder_or_the_new(call, fault, tmp_path):
-    # The short form of the test above.
-    target = prepared(tmp_path)
-    run_writer(
-        target, 2, 3,
-        BREAK=f"kill:{call}", BREAK_UNDER=str(tmp_path / "under"), LD_PRELOAD=str(fault),
-    )  # fmt: skip
-    assert value_of(target) in (1, 2)
-    assert run_writer(target, 2, 3).returncode == 0
-    assert value_of(target) == 2
-
-
-@pytest.mark.parametrize("call", [3, 20, 26, 28, 30, 32, 34])
-def test_without_exchange_a_kill_never_leaves_a_mixture(call, fault, tmp_path):
-    # File systems that cannot exchange folders: old, new, or a folder that no reader takes, with
-    # the old files kept beside.
-    target = prepared(tmp_path)
-    run_writer(
-        target, 2, 3, NO_EXCHANGE="1",
-        BREAK=f"kill:{call}", BREAK_UNDER=str(tmp_path / "under"), LD_PRELOAD=str(fault),
-    )  # fmt: skip
-    if (target / ".export-old").exists():
-        with pytest.raises(InputRefused):
-            open_tensors(target)
-    else:
-        assert value_of(target) in (1, 2)
-    assert (target / "checkpoint-1/state").read_text() == "state"
-
-
-def test_without_exchange_an_export_succeeds(fault, tmp_path):
-    target = prepared(tmp_path)
-    result = run_writer(target, 2, 3, NO_EXCHANGE="1", LD_PRELOAD=str(fault))
-    assert result.returncode == 0, result.stderr
-    assert value_of(target) == 2
-    assert sorted(os.listdir(target)) == [
-        "checkpoint-1",
-        "config.json",
-        *(f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)),
-        "model.safetensors.index.json",
-    ]
 
 
 def test_a_full_disk_names_path_and_bytes(bundle, tmp_path, monkeypatch):

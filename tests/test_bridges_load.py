@@ -1,4 +1,4 @@
-"""Loading: the config's meaning, names and ties, and logits against torch in float64."""
+"""Loading: names, ties, dtypes and sources, and logits against torch in float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import jax
@@ -14,33 +13,23 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import llama_config, llama_tensors, write_llama
+from helpers import (
+    LLAMA3_ROPE,
+    hf_gpt2,
+    hf_llama,
+    llama_config,
+    llama_tensors,
+    write_llama,
+    write_tensors,
+)
 from safetensors.numpy import save_file
 
 import bridges
-from bridges.config import Keys
 from bridges.hub import checked_repository, resolve
-from bridges.loading import load, read_model
-from bridges.rope import read_rope, rope_entries
-from dew.errors import InputRefused, UnknownName, WeightMismatch
-from dew.nn.rotary import Rope
+from bridges.loading import load
+from dew.errors import InputRefused, WeightMismatch
 
 IDS = np.array([[5, 7, 11, 13, 17, 19], [2, 3, 4, 9, 8, 1]])
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-
-
-def write(folder: Path, tensors: dict, **changes) -> Path:
-    """Write a llama folder with the given tensors and without a tokenizer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(llama_config(**changes)))
-    save_file(tensors, str(folder / "model.safetensors"))
-    return folder
 
 
 def logits(bundle) -> np.ndarray:
@@ -55,35 +44,13 @@ def tied(tmp_path_factory) -> Path:
 # Against torch: our float32 error is at most twice torch's own, plus one ulp of scale.
 
 
-def hf_llama(**changes):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-    }
-    return LlamaForCausalLM(LlamaConfig(**sizes | changes))
-
-
-def hf_gpt2(**changes):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    return GPT2LMHeadModel(GPT2Config(**sizes | {"bos_token_id": 0, "eos_token_id": 0} | changes))
-
-
 TORCH_MODELS = {
     "llama": lambda: hf_llama(),
     "llama-tied-biased": lambda: hf_llama(
         tie_word_embeddings=True, attention_bias=True, mlp_bias=True
     ),
     "llama-head-dim": lambda: hf_llama(head_dim=12, num_key_value_heads=1),
-    "llama-llama3": lambda: hf_llama(rope_parameters={**LLAMA3, "rope_theta": 500000.0}),
+    "llama-llama3": lambda: hf_llama(rope_parameters={**LLAMA3_ROPE, "rope_theta": 500000.0}),
     "llama-gelu": lambda: hf_llama(hidden_act="gelu", rms_norm_eps=1e-3),
     "gpt2": lambda: hf_gpt2(),
     "gpt2-untied-inner": lambda: hf_gpt2(tie_word_embeddings=False, n_inner=40),
@@ -129,14 +96,14 @@ def test_square_projections_of_gpt2_are_not_transposed(tmp_path):
 def test_a_prefix_that_every_name_bears_is_dropped(tied, tmp_path):
     # CASES P011: torch.compile's wrapper.
     source = llama_tensors(llama_config())
-    folder = write(tmp_path / "a", {f"_orig_mod.{k}": v for k, v in source.items()})
+    folder = write_tensors(tmp_path / "a", {f"_orig_mod.{k}": v for k, v in source.items()})
     assert np.array_equal(logits(load(folder)), logits(load(tied)))
 
 
 def test_a_prefix_that_only_some_names_bear_is_refused(tmp_path):
     source = llama_tensors(llama_config())
     first = next(iter(source))
-    folder = write(tmp_path / "a", {f"_orig_mod.{first}": source.pop(first)} | source)
+    folder = write_tensors(tmp_path / "a", {f"_orig_mod.{first}": source.pop(first)} | source)
     with pytest.raises(WeightMismatch, match=r"left over   _orig_mod\.model\.embed_tokens"):
         load(folder)
 
@@ -144,20 +111,20 @@ def test_a_prefix_that_only_some_names_bear_is_refused(tmp_path):
 def test_names_of_the_bare_model_are_read(tied, tmp_path):
     # CASES P010 and P021: the base model's checkpoint lacks the prefix that a head's has.
     source = llama_tensors(llama_config())
-    folder = write(tmp_path / "a", {k.removeprefix("model."): v for k, v in source.items()})
+    folder = write_tensors(tmp_path / "a", {k.removeprefix("model."): v for k, v in source.items()})
     assert np.array_equal(logits(load(folder)), logits(load(tied)))
 
 
 def test_buffers_without_weights_are_skipped(tied, tmp_path):
     source = llama_tensors(llama_config())
     source["model.layers.1.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
-    assert np.array_equal(logits(load(write(tmp_path / "a", source))), logits(load(tied)))
+    assert np.array_equal(logits(load(write_tensors(tmp_path / "a", source))), logits(load(tied)))
 
 
 def test_nothing_is_initialised_when_names_do_not_match(tmp_path):
     source = {f"encoder.{k}": v for k, v in llama_tensors(llama_config()).items()}
     with pytest.raises(WeightMismatch, match=r"22 tensors|missing"):
-        load(write(tmp_path / "a", source))
+        load(write_tensors(tmp_path / "a", source))
 
 
 # Tied heads.
@@ -166,7 +133,7 @@ def test_nothing_is_initialised_when_names_do_not_match(tmp_path):
 def test_a_stored_copy_of_the_tied_head_is_one_leaf(tied, tmp_path):
     source = llama_tensors(llama_config())
     source["lm_head.weight"] = source["model.embed_tokens.weight"].copy()
-    bundle = load(write(tmp_path / "a", source))
+    bundle = load(write_tensors(tmp_path / "a", source))
     assert "head" not in bundle.variables["params"]
     assert bundle.stored.tied_copy
     assert np.array_equal(logits(bundle), logits(load(tied)))
@@ -182,7 +149,7 @@ def test_a_stored_head_that_differs_wins_over_tying(tmp_path):
     generator = np.random.default_rng(9)
     shape = source["model.embed_tokens.weight"].shape
     source["lm_head.weight"] = generator.normal(size=shape).astype(np.float32)
-    folder = write(tmp_path / "a", source)
+    folder = write_tensors(tmp_path / "a", source)
     with pytest.warns(UserWarning, match="differs from"):
         ours = logits(load(folder))
     model = AutoModelForCausalLM.from_pretrained(folder).double()
@@ -194,13 +161,13 @@ def test_a_stored_head_that_differs_wins_over_tying(tmp_path):
 def test_a_tied_model_with_only_a_head_takes_it_for_both(tied, tmp_path):
     source = llama_tensors(llama_config())
     source["lm_head.weight"] = source.pop("model.embed_tokens.weight")
-    assert np.array_equal(logits(load(write(tmp_path / "a", source))), logits(load(tied)))
+    assert np.array_equal(logits(load(write_tensors(tmp_path / "a", source))), logits(load(tied)))
 
 
 def test_an_untied_model_without_a_head_is_refused(tmp_path):
     source = llama_tensors(llama_config())
     with pytest.raises(WeightMismatch, match=r"missing     lm_head\.weight"):
-        load(write(tmp_path / "a", source, tie_word_embeddings=False))
+        load(write_tensors(tmp_path / "a", source, tie_word_embeddings=False))
 
 
 # Vocabulary.
@@ -210,18 +177,18 @@ def test_padded_vocabulary_rows_never_win(tmp_path):
     # CASES P014: config.json is right, the tensor is padded to a multiple of 64.
     source = llama_tensors(llama_config(vocab_size=384))
     source["model.embed_tokens.weight"][320:] = 100.0
-    folder = write(tmp_path / "a", source, vocab_size=320)
+    folder = write_tensors(tmp_path / "a", source, vocab_size=320)
     with pytest.warns(UserWarning, match="padding"):
         bundle = load(folder)
     assert logits(bundle).shape[-1] == 320
     plain = source | {"model.embed_tokens.weight": source["model.embed_tokens.weight"][:320]}
-    assert np.array_equal(logits(bundle), logits(load(write(tmp_path / "b", plain))))
+    assert np.array_equal(logits(bundle), logits(load(write_tensors(tmp_path / "b", plain))))
 
 
 def test_a_vocabulary_of_another_size_is_refused(tmp_path):
     source = llama_tensors(llama_config(vocab_size=310))
     with pytest.raises(WeightMismatch, match=r"wanted \(300, 32\), found \(310, 32\)"):
-        load(write(tmp_path / "a", source, vocab_size=300))
+        load(write_tensors(tmp_path / "a", source, vocab_size=300))
 
 
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path):
@@ -238,7 +205,7 @@ def test_parameters_are_float32_whatever_is_stored(tmp_path):
     source = llama_tensors(llama_config())
     for number, name in enumerate(source):
         source[name] = source[name].astype((ml_dtypes.bfloat16, np.float16, np.float32)[number % 3])
-    folder = write(tmp_path / "a", source)
+    folder = write_tensors(tmp_path / "a", source)
     bundle = load(folder, dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(bundle.variables)} == {jnp.dtype("float32")}
     assert bundle.model.dtype == "bfloat16"
@@ -256,160 +223,7 @@ def test_a_weight_that_is_nan_is_named(tmp_path):
     source = llama_tensors(llama_config())
     source["model.norm.weight"][3] = np.nan
     with pytest.warns(UserWarning, match=r"model\.norm\.weight: 1"):
-        load(write(tmp_path / "a", source))
-
-
-# The config.
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": "32"}, "hidden_size is '32': expected a whole number, found str"),
-        ({"num_attention_heads": 2.5}, "num_attention_heads is 2.5"),
-        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5': expected a number"),
-        ({"attention_bias": 1}, "attention_bias is 1: expected true or false, found int"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1: expected a whole number from 1"),
-        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
-        ({"head_dim": None, "num_attention_heads": 3}, "not divisible by num_attention_heads 3"),
-        ({"num_key_value_heads": 3}, "does not divide num_attention_heads 4"),
-        ({"head_dim": 7}, "even head size, found 7"),
-        ({"hidden_act": "__import__('os')"}, "unknown activation"),
-        ({"hidden_act": "sillu"}, "did you mean 'silu'"),
-        ({"pretraining_tp": 2}, "pretraining_tp is 2: dew computes only 1"),
-        ({"rope_interleaved": True}, "rope_interleaved is True"),
-        ({"sliding_window": 16}, "sliding_window is 16"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({"rope_scaling": {"type": "mrope"}}, "the rope type is 'mrope'"),
-        ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
-        ({"rope_scaling": [1]}, "expected an object, found list"),
-        ({"rope_parameters": {"rope_theta": 5e5}}, "two spellings must agree"),
-        ({"max_position_embeddings": 2**60}, "max_position_embeddings is"),
-        ({"is_encoder_decoder": True}, "is_encoder_decoder is True"),
-    ],
-)
-def test_a_config_value_that_cannot_be_followed_is_refused(changes, message):
-    with pytest.raises(InputRefused) as refusal:
-        read_model(llama_config(**changes))
-    assert message in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"scale_attn_by_inverse_layer_idx": True},
-        {"reorder_and_upcast_attn": True},
-        {"scale_attn_weights": False},
-        {"add_cross_attention": True},
-        {"n_head": 5},
-    ],
-)
-def test_gpt2_options_that_are_not_computed_are_refused(changes):
-    config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 32}
-    with pytest.raises(InputRefused, match=next(iter(changes)) + "|n_embd is 8: not divisible"):
-        read_model(config | changes)
-
-
-def test_an_unknown_model_type_names_the_nearest():
-    with pytest.raises(UnknownName, match="did you mean 'llama'"):
-        read_model(llama_config(model_type="lama"))
-
-
-@pytest.mark.parametrize("name", ["../../os", "os", "bridges.families.llama", "", 7, None])
-def test_a_model_type_is_never_imported(name):
-    # BAD-INPUTS BP030.
-    before = set(sys.modules)
-    with pytest.raises(InputRefused, match="model_type"):
-        read_model(llama_config(model_type=name))
-    assert set(sys.modules) == before
-
-
-@pytest.mark.parametrize("model_type", ["evil", "llama"])
-def test_remote_code_is_refused(model_type):
-    # BAD-INPUTS BP029.
-    config = llama_config(model_type=model_type, auto_map={"AutoConfig": "evil.C"})
-    with pytest.raises(InputRefused, match="remote code, which dew never runs"):
-        read_model(config)
-
-
-def test_unknown_keys_are_one_warning_and_refused_under_strict():
-    config = llama_config(new_trick=True, other={"x": 1}, absent=None)
-    with pytest.warns(UserWarning, match="(?s)does not know.*new_trick.*other") as warned:
-        read_model(config)
-    assert len(warned) == 1
-    assert "absent" not in str(warned[0].message)
-    with pytest.raises(InputRefused, match="new_trick"):
-        read_model(config, strict=True)
-
-
-def test_keys_that_change_nothing_are_silent():
-    harmless = {"use_cache": False, "attention_dropout": 0.1, "initializer_range": 0.02}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        read_model(llama_config(**harmless, transformers_version="4.40.0"), strict=True)
-
-
-def test_head_size_is_the_configs_own():
-    # CASES P020 and P025: hidden 16, two heads of 12.
-    model = read_model(
-        llama_config(hidden_size=16, num_attention_heads=2, head_dim=12, num_key_value_heads=1)
-    )
-    shapes = model.parameter_shapes()["layers"]["attention"]
-    assert shapes["query"]["kernel"].shape == (2, 16, 2, 12)
-    assert shapes["out"]["kernel"].shape == (2, 2, 12, 16)
-    assert shapes["key"]["kernel"].shape == (2, 16, 1, 12)
-
-
-# Rope, in every spelling (CASES P036).
-
-FIELDS = {k: v for k, v in LLAMA3.items() if k != "rope_type"}
-SPELLINGS = {
-    "parameters": {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
-    "parameters, theta outside": {"rope_parameters": LLAMA3, "rope_theta": 5e5},
-    "scaling by rope_type": {"rope_scaling": LLAMA3, "rope_theta": 500000},
-    "scaling by type": {"rope_scaling": {"type": "llama3", **FIELDS}, "rope_theta": 5e5},
-    "both types": {"rope_scaling": {"type": "llama3", **LLAMA3}, "rope_theta": 5e5},
-    "both objects": {
-        "rope_scaling": LLAMA3,
-        "rope_parameters": {**LLAMA3, "rope_theta": 5e5},
-        "rope_theta": 5e5,
-    },
-}
-
-
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_every_spelling_of_rope_is_the_same(spelling):
-    wanted = Rope(
-        kind="llama3",
-        theta=5e5,
-        factor=32.0,
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position_embeddings=16,
-    )
-    assert read_rope(Keys(SPELLINGS[spelling])) == wanted
-
-
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_exported_rope_reads_the_same_on_both_readers(spelling):
-    # CASES P111: a transformers 4 reader looks for rope_theta and rope_scaling alone.
-    entries = rope_entries(SPELLINGS[spelling])
-    wanted = read_rope(Keys(SPELLINGS[spelling]))
-    assert entries["rope_theta"] == 5e5
-    old = {name: entries[name] for name in ("rope_theta", "rope_scaling")}
-    assert read_rope(Keys(old)) == wanted
-    assert read_rope(Keys({"rope_parameters": entries["rope_parameters"]})) == wanted
-    assert read_rope(Keys(entries)) == wanted
-
-
-def test_plain_rope_is_written_without_scaling():
-    assert rope_entries({"rope_theta": 7.0}) == {
-        "rope_theta": 7.0,
-        "rope_scaling": None,
-        "rope_parameters": {"rope_theta": 7.0, "rope_type": "default"},
-    }
+        load(write_tensors(tmp_path / "a", source))
 
 
 # Sources.

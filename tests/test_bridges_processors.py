@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
 import warnings
 
 import pytest
-from helpers import SENTENCES, write_tokenizer
+from helpers import SENTENCES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from bridges.text.processors import gguf_processor, read_processor
-from bridges.text.regex_guard import backtracks
 from dew.errors import InputRefused
 
 # The rows of OpenAI's GPT-2 vocabulary and merges that the sentence below passes through, with
@@ -59,15 +57,6 @@ def change(folder, name, **values):
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
 
-def small(model=None, **changes):
-    """Return a three-token tokenizer.json."""
-    model = model or {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
-    empty = dict.fromkeys(
-        ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
-    )
-    return {"version": "1.0", "added_tokens": [], **empty, "model": model} | changes
-
-
 def start_with(folder, token, number):
     """Let the folder's tokenizer.json start every text with a token, as Llama 3's does."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -85,14 +74,6 @@ def exported(processor, folder):
     return folder
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """A folder with a byte-level tokenizer.json trained on a few sentences."""
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tokenizer(folder)
-    return folder
-
-
 def copied(source, folder):
     """Copy the files of one folder into another and return that."""
     for path in source.iterdir():
@@ -101,16 +82,16 @@ def copied(source, folder):
 
 
 @pytest.fixture
-def folder(tiny, tmp_path):
+def folder(tokenizer_folder, tmp_path):
     """A copy of the tiny folder to change."""
-    return copied(tiny, tmp_path)
+    return copied(tokenizer_folder, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def gpt2(tiny, tmp_path_factory):
+def gpt2(tokenizer_folder, tmp_path_factory):
     """The tiny vocabulary in GPT-2's layout, vocab.json and merges.txt."""
     folder = tmp_path_factory.mktemp("gpt2")
-    model = json.loads((tiny / "tokenizer.json").read_text())["model"]
+    model = json.loads((tokenizer_folder / "tokenizer.json").read_text())["model"]
     lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
     return put(
         folder,
@@ -122,23 +103,13 @@ def gpt2(tiny, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def metadata(tiny):
-    """GGUF keys of the tiny vocabulary, as the format names them."""
-    model = json.loads((tiny / "tokenizer.json").read_text())["model"]
+def by_source(tokenizer_folder, gpt2, tokenizer_metadata):
+    """The same tokenizer, read from each kind of source."""
+    config = {"model_type": "gpt2"}
     return {
-        "general.architecture": "llama",
-        "llama.context_length": 64,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": sorted(model["vocab"], key=model["vocab"].get),
-        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(model["vocab"]) - 3),
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.padding_token_id": 2,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
+        "tiny": read_processor(tokenizer_folder, config),
+        "gpt2": read_processor(gpt2, config),
+        "gguf": gguf_processor(tokenizer_metadata),
     }
 
 
@@ -161,14 +132,16 @@ def test_gpt2s_ids_come_from_vocab_and_merges(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("kind", ["tokenizer.json", "vocab and merges", "start and end", "gguf"])
-def test_ids_and_texts_equal_transformers(kind, tiny, gpt2, metadata, tmp_path):
+def test_ids_and_texts_equal_transformers(
+    kind, tokenizer_folder, gpt2, tokenizer_metadata, tmp_path
+):
     from transformers import AutoTokenizer
 
     if kind == "gguf":
-        processor = gguf_processor(metadata)
+        processor = gguf_processor(tokenizer_metadata)
         folder = exported(processor, tmp_path)
     else:
-        folder = {"tokenizer.json": tiny, "vocab and merges": gpt2}.get(kind, tmp_path)
+        folder = {"tokenizer.json": tokenizer_folder, "vocab and merges": gpt2}.get(kind, tmp_path)
         if kind == "start and end":
             copied(gpt2, tmp_path)
             ends = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
@@ -197,14 +170,10 @@ def test_ids_and_texts_equal_transformers(kind, tiny, gpt2, metadata, tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("source", ["tiny", "gpt2", "gguf"])
-def test_an_export_gives_transformers_the_same_ids(source, tiny, gpt2, metadata, tmp_path):
+def test_an_export_gives_transformers_the_same_ids(source, by_source, tmp_path):
     from transformers import AutoTokenizer
 
-    processor = (
-        gguf_processor(metadata)
-        if source == "gguf"
-        else read_processor({"tiny": tiny, "gpt2": gpt2}[source], {"model_type": "gpt2"})
-    )
+    processor = by_source[source]
     exported(processor, tmp_path)
     put(tmp_path, config_json={"model_type": "gpt2" if source == "gpt2" else "llama"})
     reference = AutoTokenizer.from_pretrained(tmp_path)
@@ -212,12 +181,8 @@ def test_an_export_gives_transformers_the_same_ids(source, tiny, gpt2, metadata,
 
 
 @pytest.mark.parametrize("source", ["tiny", "gpt2", "gguf"])
-def test_a_folder_round_trip_keeps_files_ids_and_ends(source, tiny, gpt2, metadata, tmp_path):
-    processor = (
-        gguf_processor(metadata)
-        if source == "gguf"
-        else read_processor({"tiny": tiny, "gpt2": gpt2}[source], {"model_type": "gpt2"})
-    )
+def test_a_folder_round_trip_keeps_files_ids_and_ends(source, by_source, tmp_path):
+    processor = by_source[source]
     again = read_processor(exported(processor, tmp_path), {"model_type": "gpt2"})
     assert again.files == processor.files
     assert again.encode_batch(TEXTS) == processor.encode_batch(TEXTS)
@@ -245,24 +210,24 @@ def read_once(folder, cache={}):  # noqa: B006
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=st.lists(st.integers(0, 318), max_size=30))
-def test_any_ids_stream_as_they_decode(ids, tiny):
+def test_any_ids_stream_as_they_decode(ids, tokenizer_folder):
     # The whole decode is the reference; random bytes are mostly no UTF-8.
-    processor = read_once(tiny)
+    processor = read_once(tokenizer_folder)
     stream = processor.stream_decoder()
     pieces = [stream.feed(number) for number in ids] + [stream.flush()]
     assert "".join(pieces) == processor.decode(ids)
 
 
-def test_a_stream_gives_no_part_of_a_character(tiny):
-    processor = read_processor(tiny)
+def test_a_stream_gives_no_part_of_a_character(tokenizer_folder):
+    processor = read_processor(tokenizer_folder)
     ids = processor.encode("a😀b")
     stream = processor.stream_decoder()
     assert [stream.feed(number) for number in ids] == ["a", "", "", "", "😀", "b"]
 
 
-def test_offsets_cover_the_characters_of_each_token(tiny):
+def test_offsets_cover_the_characters_of_each_token(tokenizer_folder):
     text = "fair é 😀 day"
-    processor = read_processor(tiny)
+    processor = read_processor(tokenizer_folder)
     ids, offsets = processor.encode_with_offsets(text)
     assert ids == processor.encode(text)
     # The four bytes of the emoji are four tokens over one character; it counts once.
@@ -288,7 +253,7 @@ def test_an_end_id_that_is_no_id_is_refused(folder, value):
         read_processor(folder, {"eos_token_id": value})
 
 
-def test_the_start_token_comes_exactly_once(folder, tiny):
+def test_the_start_token_comes_exactly_once(folder, tokenizer_folder):
     # P048: added by the tokenizer, written by the chat template, or both: one start token.
     start_with(folder, "<|im_start|>", 1)
     change(
@@ -309,7 +274,7 @@ def test_the_start_token_comes_exactly_once(folder, tiny):
     assert processor.encode_batch([prompt, "fair"]) == [[start, *plain]] * 2
     assert processor.encode_with_offsets(prompt, add_special_tokens=True)[0] == [start, *plain]
     # Two in the text are the text's own affair where the tokenizer adds none.
-    twice = read_processor(tiny).encode("<|endoftext|>" * 2)
+    twice = read_processor(tokenizer_folder).encode("<|endoftext|>" * 2)
     assert twice == [0, 0]
 
 
@@ -448,196 +413,6 @@ def test_vocab_and_merges_of_another_kind_are_not_guessed(gpt2, tmp_path):
         assert read_processor(tmp_path) is None
 
 
-REFUSED = {
-    "cut off": (json.dumps(small())[:-40], r"tokenizer\.json:1:\d+"),
-    "a key twice": ('{"model": {"vocab": {"a": 0, "a": 1}}}', r"tokenizer\.json:1:\d+.*'a'"),
-    "no model": ({"version": "1.0"}, "model"),
-    "unknown model": (small({"type": "Magic", "vocab": {}}), "library"),
-    "one id for two": (
-        small({"type": "WordLevel", "vocab": {"x": 1, "y": 1, "[U]": 0}, "unk_token": "[U]"}),
-        "1 stands for 'x' and for 'y'",
-    ),
-    "negative id": (small({"type": "BPE", "vocab": {"a": -1}, "merges": []}), "'a' has the id -1"),
-    "unknown part": (
-        small({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "zz"]]}),
-        "'a' with 'zz': 'zz' is not in the vocabulary",
-    ),
-    "unknown result": (
-        small({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}),
-        "'ab' is not in the vocabulary",
-    ),
-    "no pair": (small({"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}), "no pair"),
-    "added past the end": (
-        small(added_tokens=[{"id": 99, "content": "<x>", "special": True, "single_word": False,
-                             "lstrip": False, "rstrip": False, "normalized": False}]),
-        "the file says id 99, the library would use 3",
-    ),
-    "backtracking": (
-        small(pre_tokenizer={"type": "Split", "pattern": {"Regex": "^(a+)+$"},
-                             "behavior": "Isolated", "invert": False}),
-        r"\^\(a\+\)\+\$",
-    ),
-    "growth": (
-        small(normalizer={"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 10**6}),
-        "normalizer",
-    ),
-    "growth in steps": (
-        small(normalizer={"type": "Sequence", "normalizers": [
-            {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 30}),
-        "normalizer",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_broken_tokenizer_is_refused_by_name(tmp_path, name):
-    content, words = REFUSED[name]
-    put(tmp_path, tokenizer_json=content)
-    with pytest.raises(InputRefused, match=words):
-        read_processor(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "merges", ["#version: 0.2\na\n", "a b c\n", "#version: 0.2\na zz\n", "a b\n"]
-)
-def test_broken_merges_are_refused_by_line_or_name(tmp_path, merges):
-    put(tmp_path, vocab_json={"a": 0, "b": 1}, merges_txt=merges)
-    with pytest.raises(InputRefused, match=r"merges.txt:\d|not in the vocabulary"):
-        read_processor(tmp_path, {"model_type": "gpt2"})
-
-
-def test_a_pattern_that_never_ends_stops_at_the_time_limit(tmp_path, monkeypatch):
-    # Cubic, not exponential: it passes the check at load, so only the clock bounds it.
-    pattern = {"type": "Split", "pattern": {"Regex": "a*a*a*c"}, "behavior": "Isolated"}
-    put(tmp_path, tokenizer_json=small(pre_tokenizer={**pattern, "invert": False}))
-    processor = read_processor(tmp_path)
-    monkeypatch.setattr("bridges.text.text_processor.ENCODE_SECONDS", 0.2)
-    started = time.monotonic()
-    with pytest.raises(InputRefused, match=r"a\*a\*a\*c"):
-        processor.encode("a" * 250 + "bc")
-    assert time.monotonic() - started < 3
-
-
-def test_texts_that_are_none_and_ids_that_are_none_are_refused(tiny):
-    processor = read_processor(tiny)
-    for text in ("\ud800", None, b"bytes"):
-        with pytest.raises(InputRefused, match="Expected"):
-            processor.encode(text)
-    for number in (-100, 2**40):
-        with pytest.raises(InputRefused, match=str(number)):
-            processor.decode([number])
-    # A row of the embedding that no token has gives no text.
-    assert processor.decode([*processor.encode("fair"), 5000]) == "fair"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "slow"),
-    [
-        ("^(a+)+$", True),
-        (r"(\w+\s?)*", True),
-        ("(?:a|b+)+", True),
-        ("((a|b+)c?){2,}", True),
-        ("(a+b)*", False),
-        ("(?>a+)+", False),
-        ("(a++)+", False),
-        (r"\d{1,3}(?=(?:\d{3})*\b)", False),
-        (r"[^(\s|[.,])]+", False),
-        (r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", False),
-    ],
-)
-def test_only_repeated_repetitions_count_as_backtracking(pattern, slow):
-    # By the definition: a round of the outer repetition may split in several ways, or not.
-    assert backtracks(pattern) is slow
-
-
-def test_a_gguf_file_gives_the_tokenizer_it_was_made_of(metadata, tiny):
-    # The tiny tokenizer is the source; it has no digits rule, so the texts hold no digits.
-    processor, source = gguf_processor(metadata), read_processor(tiny)
-    texts = [*SENTENCES, "<|im_start|>é 😀<|im_end|>"]
-    assert processor.encode_batch(texts) == source.encode_batch(texts)
-    assert (processor.bos_token_id, processor.eos_token_ids, processor.pad_token_id) == (1, (2,), 2)
-    assert processor.model_max_length == 64
-    assert processor.chat_template == metadata["tokenizer.chat_template"]
-    digits = processor.encode("12")
-    assert [processor.token(number) for number in digits] == ["1", "2"]
-
-
-def test_a_gguf_file_without_a_tokenizer_has_none(metadata):
-    assert gguf_processor({"general.architecture": "llama"}) is None
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("pre", "smolm", "'smolm'.*did you mean 'smollm'"),
-        ("model", "rwkv", "'rwkv'"),
-        ("token_type", [1], "token types"),
-        ("tokens", ["a", 1], "tokens"),
-        ("tokens", ["a", "a"], "'a' has the ids 0 and 1"),
-        ("merges", ["zz y"], "'zz'"),
-        ("merges", ["zz"], "'zz'"),
-        ("eos_token_id", 10**6, "eos_token_id"),
-        ("eos_token_id", "2", "eos_token_id"),
-    ],
-)
-def test_gguf_keys_that_do_not_fit_are_refused_by_name(metadata, key, value, words):
-    changed = metadata | {f"tokenizer.ggml.{key}": value}
-    if key == "tokens":
-        changed["tokenizer.ggml.token_type"] = [1] * len(value)
-    with pytest.raises(InputRefused, match=words):
-        gguf_processor(changed)
-
-
-def test_a_gguf_file_that_does_not_say_how_it_splits_is_named(metadata):
-    with pytest.warns(UserWarning, match="GPT-2"):
-        gguf_processor(metadata | {"tokenizer.ggml.pre": "default"})
-
-
-def merged_by_score(text, scores):
-    """SentencePiece's definition: join the neighbours whose union scores best, leftmost first."""
-    parts = list("▁" + text.replace(" ", "▁"))
-    while True:
-        unions = [
-            (-scores[parts[i] + parts[i + 1]], i)
-            for i in range(len(parts) - 1)
-            if parts[i] + parts[i + 1] in scores
-        ]
-        if not unions:
-            return parts
-        _, i = min(unions)
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
-
-
-def test_sentencepiece_pieces_merge_by_score():
-    letters = sorted(set("▁abcd"))
-    pieces = ["▁a", "ab", "bc", "cd", "▁ab", "abc", "abcd", "dd", "▁d", "bcd", "cab"]
-    scores = {piece: -float(place) for place, piece in enumerate(pieces)}
-    scores |= dict.fromkeys(letters, -100.0)
-    special = ["<unk>", "<s>", "</s>"]
-    bytes_ = [f"<0x{value:02X}>" for value in range(256)]
-    tokens = [*special, *bytes_, *pieces, *letters]
-    metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [scores.get(token, 0.0) for token in tokens],
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * (len(pieces) + len(letters)),
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
-    processor = gguf_processor(metadata)
-    for text in ("abcd", "ab cd dd", "a  bcab", "dabcd d"):
-        expected = [tokens.index(part) for part in merged_by_score(text, scores)]
-        assert processor.encode(text) == [1, *expected]
-        assert processor.decode(processor.encode(text)) == text
-    # What no piece spells becomes its bytes.
-    accent = processor.encode("é", add_special_tokens=False)
-    assert accent[1:] == [tokens.index("<0xC3>"), tokens.index("<0xA9>")]
-    stream = processor.stream_decoder()
-    ids = processor.encode("ab é cd")
-    assert "".join([stream.feed(number) for number in ids] + [stream.flush()]) == "ab é cd"
-
-
 def test_a_tokenizers_own_template_of_special_tokens_is_kept(folder):
     # Llama 3's form: the start token comes from tokenizer.json, and no setting mentions it.
     start_with(folder, "<|im_start|>", 1)
@@ -660,20 +435,3 @@ def test_word_tokenizers_of_any_model_are_read(tmp_path):
         processor = read_processor(tmp_path)
     assert processor.encode(SENTENCES[3]) == tokenizer.encode(SENTENCES[3]).ids
     assert processor.decode(processor.encode(SENTENCES[3])) == SENTENCES[3]
-
-
-@pytest.mark.assets
-def test_smollm2s_gguf_file_gives_its_ids(smollm2_gguf):
-    # The ids that transformers 5.24 gives these texts from the same file (its digits rule: one
-    # token a digit).
-    from bridges.files.tensors import open_tensors
-
-    processor = gguf_processor(open_tensors(smollm2_gguf).metadata)
-    assert processor.encode("The capital of France is") == [504, 3575, 282, 4649, 314]
-    digits = [216, 33, 34, 35, 36, 37]
-    assert processor.encode("The capital of France is 12345")[5:] == digits
-    assert processor.encode("éß😀 x's <|im_start|>user\nhi<|im_end|>\n") == [
-        *(2756, 34878, 10813, 242, 218, 1792, 506, 216, 1, 4093, 198, 6004, 2, 198)
-    ]
-    assert (processor.bos_token_id, processor.eos_token_ids) == (1, (2,))
-    assert (processor.vocab_size, processor.model_max_length) == (49152, 8192)

@@ -17,8 +17,10 @@ from flax import struct
 
 from dew.checkpoints import CheckpointDamaged, CheckpointFailed, Checkpoints
 from dew.checkpoints.commit import SENTINEL
+from dew.checkpoints.lock import NAME as LOCK
 from dew.data import DataPartition
 from dew.errors import InputRefused
+from dew.training.adam import adamw
 
 SHARE = DataPartition()
 PARAMS = {
@@ -76,8 +78,13 @@ def saved(directory, steps=(1,), losses=None, **options) -> Checkpoints:
     return checkpoints
 
 
+def names_in(directory) -> list[str]:
+    """What lies in a run's folder; the lock is there for as long as its holder lives."""
+    return sorted(path.name for path in directory.iterdir() if path.name != LOCK)
+
+
 def steps_in(directory) -> list[int]:
-    return sorted(int(p.name.split("-")[1]) for p in directory.iterdir() if "tmp" not in p.name)
+    return sorted(int(name.split("-")[1]) for name in names_in(directory) if "tmp" not in name)
 
 
 OPTIMIZERS = {
@@ -89,6 +96,11 @@ OPTIMIZERS = {
     "multi steps": optax.MultiSteps(optax.adam(1e-3), 3),
     "injected": optax.inject_hyperparams(optax.adam)(optax.linear_schedule(0, 1, 10)),
     "masked": optax.masked(optax.adam(1e-3), {"layer": True, "scale": False}),
+    "adamw": optax.adamw(1e-3),
+    "dew's adamw": adamw(1e-3),
+    "multi transform": optax.multi_transform(
+        {"slow": optax.adam(1e-4), "fast": optax.sgd(0.1)}, {"layer": "slow", "scale": "fast"}
+    ),
     "schedule free": optax.contrib.schedule_free_adamw(1e-3),
 }
 
@@ -405,7 +417,7 @@ def test_a_write_that_fails_surfaces_from_wait_and_leaves_nothing(tmp_path):
     with pytest.raises(CheckpointFailed, match=r"checkpoint-2.*\d+ bytes.*no space left") as caught:
         checkpoints.wait()
     assert str(tmp_path) in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert names_in(tmp_path) == ["checkpoint-1"]
     checkpoints.save(3, {"w": np.ones(3, "f4")}, None)
     with pytest.raises(CheckpointFailed, match="checkpoint-3"):
         checkpoints.save(4, {"w": np.ones(3, "f4")}, None)
@@ -420,7 +432,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     checkpoints.save(1, {"w": np.full(3, 9, "f4")}, None)
     checkpoints.wait()
     np.testing.assert_array_equal(checkpoints.restore()[0]["w"], np.full(3, 9, "f4"))
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert names_in(tmp_path) == ["checkpoint-1"]
 
 
 def test_save_returns_while_the_write_goes_on(tmp_path):
@@ -438,3 +450,29 @@ def test_save_returns_while_the_write_goes_on(tmp_path):
     checkpoints.wait()
     assert checkpoints.latest == 1
     assert checkpoints.path(1) == checkpoints.source(1) == str(tmp_path / "checkpoint-1")
+
+
+def test_a_local_step_is_the_latest_and_the_only_one(tmp_path):
+    with pytest.raises(ValueError, match="local_directory"):
+        Checkpoints(str(tmp_path), local_every=5)
+    with pytest.raises(ValueError, match="local_every"):
+        Checkpoints(str(tmp_path), local_every=0, local_directory="x")
+    with pytest.raises(ValueError, match="no local_directory"):
+        Checkpoints(str(tmp_path)).save_local(1, {}, None)
+    checkpoints = saved(tmp_path / "run", (1,), local_directory=str(tmp_path / "local"))
+    for step in (2, 3):
+        checkpoints.save_local(step, {"w": np.full(3, step, "f4")}, b"%d" % step, share=SHARE)
+    checkpoints.wait()
+    assert names_in(tmp_path / "local" / "process-0") == ["checkpoint-3"]
+    assert (checkpoints.latest, checkpoints.best) == (3, None)
+    assert checkpoints.source(3) == os.path.join(checkpoints.local_path, "checkpoint-3")
+    state, position = checkpoints.restore(share=SHARE)
+    assert (state["w"][0], position) == (3, b"3")
+    assert checkpoints.stored()["w"] == jax.ShapeDtypeStruct((3,), np.float32)
+    assert Checkpoints(str(tmp_path / "run")).latest == 1
+    other = Checkpoints(str(tmp_path / "other"), local_directory=str(tmp_path / "local"))
+    assert other.latest is None, "another run's local checkpoint is none of this one's"
+    flip(tmp_path / "local" / "process-0" / "checkpoint-3")
+    with pytest.warns(UserWarning, match="checkpoint-3 is damaged.*checkpoint-1"):
+        state, _ = checkpoints.restore()
+    assert (state["w"][0], checkpoints.latest) == (1, 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SENTENCES, write_llama
+from helpers import SENTENCES, write_lines, write_llama
 from safetensors.numpy import load_file
 
 from bridges.finetune.run_folder import locked
@@ -29,9 +29,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "train.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in SENTENCES * 4))
-    return path
+    return write_lines(tmp_path_factory.mktemp("data") / "train.jsonl", SENTENCES * 4)
 
 
 @pytest.fixture(scope="module")

@@ -41,9 +41,7 @@ def _shifted(leaf: jax.Array) -> jax.Array:
 def model_and_variables(request):
     model = CausalTransformer(**SIZES, **KINDS[request.param])
     variables = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    return model, jax.tree.map(
-        lambda x: x + 0.05 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), variables
-    )
+    return model, jax.tree.map(_shifted, variables)
 
 
 def test_padding_on_either_side_changes_no_real_logit(model_and_variables):

@@ -66,3 +66,14 @@ def test_only_the_first_rank_shows_the_run():
     first, second = run(CHILD, 2, devices=1, mesh={}, steps=2)
     assert "step 2/2" in first.err + first.out
     assert "step 2/2" not in second.err + second.out
+
+
+def test_a_stuck_rank_ends_all_and_every_stack_is_written():
+    """FAULTS 15: rank 1 sleeps in its data; both end, and both say where they were."""
+    waiting, stuck = run(CHILD, 2, devices=1, mesh={}, steps=8, stuck_at=4, hang=10, grace=3)
+    assert waiting.status != 0
+    assert stuck.status != 0
+    assert "waited 10 s for" in waiting.err + stuck.err
+    for rank in (waiting, stuck):
+        assert "Thread 0x" in rank.err
+    assert "__next__" in stuck.err

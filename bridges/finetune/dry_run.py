@@ -23,11 +23,13 @@ def dry_run(settings: Settings) -> int:
 
     from bridges.finetune.backend import choose_backend
     from bridges.finetune.data import row_length
+    from bridges.finetune.mesh import batch_parts, mesh_of
     from bridges.finetune.method import method_of
     from bridges.finetune.optimizer import AdamW
     from dew import Trainer
 
     choose_backend(settings["use_cpu"])
+    mesh = mesh_of(settings["mesh"])
     shell = model_without_weights(settings)
     model = shell.model.clone(remat=settings["activation_checkpointing"])
     seq_len = row_length(settings, model)
@@ -36,9 +38,10 @@ def dry_run(settings: Settings) -> int:
         objective,
         AdamW(settings["learning_rate"], "constant", 0, 1).transform(),
         key=jax.random.key(settings["seed"]),
+        mesh=mesh,
         accumulation=settings["gradient_accumulation_steps"],
     )
-    rows = settings["per_device_train_batch_size"]
+    rows = settings["per_device_train_batch_size"] * batch_parts(mesh)
     field = jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)
     plan = trainer.plan({"text": field, "segments": field}, {"params": model.parameter_shapes()})
     print(f"\nparameters\n{_shapes(plan.state.params)}")

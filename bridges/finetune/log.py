@@ -24,8 +24,8 @@ class RunLog:
     """A tracker that writes one JSON record a logging step, by Hugging Face's names.
 
     Args:
-        path: `log.jsonl`. Records of a run that was killed after `microbatches` are dropped, for
-            they will be written again.
+        path: `log.jsonl`, or the null device. Records of a run that was killed after
+            `microbatches` are dropped, for they will be written again.
         plan: the sizes of the run.
         microbatches: where the run goes on.
         tokens: the targets counted after so many microbatches; None logs none.
@@ -46,10 +46,11 @@ class RunLog:
             for record in read_log(path)
             if record.get("step", 0) * plan.accumulation <= microbatches
         ]
-        text = "".join(json.dumps(record) + "\n" for record in self.history)
-        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
+        if path != Path(os.devnull):
+            text = "".join(json.dumps(record) + "\n" for record in self.history)
+            aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            aside.write_text(text, encoding="utf-8")
+            os.replace(aside, path)
         self._file = path.open("a", encoding="utf-8")
         self._plan, self._tokens, self._lines = plan, tokens, lines
 

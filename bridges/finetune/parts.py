@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bridges.finetune.data import open_data, row_length
+from bridges.finetune.mesh import batch_parts, mesh_of
 from bridges.finetune.method import Method, method_of
 from bridges.finetune.optimizer import AdamW
 from bridges.finetune.plan import Plan, optimizer_of, plan_of
@@ -27,6 +28,7 @@ class Parts:
         method: whole model or adapter.
         objective: the loss.
         optimizer: the numbers of AdamW.
+        mesh: how the devices are shared out.
     """
 
     settings: Settings
@@ -38,6 +40,7 @@ class Parts:
     method: Method
     objective: Any
     optimizer: AdamW
+    mesh: Any
 
 
 def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
@@ -49,15 +52,20 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
     import bridges
 
     method = method_of(settings)
+    mesh = mesh_of(settings["mesh"])
+    parts = batch_parts(mesh)
     bundle = bridges.load(
-        settings["model_name_or_path"], revision=settings["model_revision"], dtype=settings["dtype"]
+        settings["model_name_or_path"],
+        revision=settings["model_revision"],
+        dtype=settings["dtype"],
+        mesh=mesh,
     )
     model = bundle.model.clone(remat=settings["activation_checkpointing"])
     seq_len = row_length(settings, model)
-    rows = settings["per_device_train_batch_size"]
+    rows = settings["per_device_train_batch_size"] * parts
     data = open_data(settings, bundle, seq_len=seq_len, rows=rows)
     print(f"\ndata\n{_indented(str(data.report))}", flush=True)
-    plan = plan_of(settings, records=data.records, devices=1, held_out=data.val is not None)
+    plan = plan_of(settings, records=data.records, devices=parts, held_out=data.val is not None)
     print(
         f"\nplan\n  {plan.updates} updates of {plan.accumulation} x {plan.rows} rows; "
         f"{plan.updates_per_epoch} updates see every row once\n",
@@ -73,6 +81,7 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
         method=method,
         objective=method.objective(bundle, model, seq_len),
         optimizer=optimizer_of(settings, plan),
+        mesh=mesh,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -29,16 +30,46 @@ def finetune(settings: Settings) -> int:
     Raises:
         InputRefused: settings, model, data or folder that cannot be used.
     """
-    print("\n".join(["settings", *settings.lines()]), flush=True)
     if settings["dry_run"]:
         from bridges.finetune.dry_run import dry_run
 
+        _tell(settings)
         return dry_run(settings)
+    from dew.training.runtime import join_pool
+
+    if not join_pool():
+        return _in_folder(settings)
+    from dew.artifacts.coordination import rank
+
+    # Every process trains, and the first one tells.
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        contextlib.redirect_stdout(nowhere if rank() else sys.stdout),
+    ):
+        return _in_folder(settings)
+
+
+def _tell(settings: Settings) -> None:
+    print("\n".join(["settings", *settings.lines()]), flush=True)
+
+
+def _in_folder(settings: Settings) -> int:
+    from dew.artifacts import agreed
+    from dew.artifacts.coordination import rank
+
+    _tell(settings)
     folder = _folder(settings)
     name = check_name(settings["run_name"] or folder.resolve().name, "run_name")
-    check_folder(folder, settings["model_name_or_path"])
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, name), _terminated():
+    with contextlib.ExitStack() as held:
+
+        def take() -> None:
+            check_folder(folder, settings["model_name_or_path"])
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder, name))
+
+        # The first process holds the folder for all.
+        agreed("taking the folder", take if rank() == 0 else lambda: None)
+        held.enter_context(_terminated())
         try:
             return _run(settings, folder, name)
         except (KeyboardInterrupt, SystemExit) as stop:
@@ -52,7 +83,10 @@ def _folder(settings: Settings) -> Path:
 
 
 def _run(settings: Settings, folder: Path, name: str) -> int:
-    done = _finished(settings, folder)
+    from dew.artifacts import agreed
+    from dew.artifacts.coordination import rank
+
+    done = agreed("reading the folder", lambda: _finished(settings, folder))
     if done is not None:
         print(
             f"{folder}: this run is finished ({done} updates); nothing to do. Give more "
@@ -67,8 +101,12 @@ def _run(settings: Settings, folder: Path, name: str) -> int:
     from bridges.finetune.train import train
 
     parts = read_parts(settings, folder, name)
-    (folder / "train_results.json").unlink(missing_ok=True)
-    write_atomic(folder / CONFIG, settings_yaml(settings))
+
+    def begin() -> None:
+        (folder / "train_results.json").unlink(missing_ok=True)
+        write_atomic(folder / CONFIG, settings_yaml(settings))
+
+    agreed("beginning", begin if rank() == 0 else lambda: None)
     return train(parts)
 
 

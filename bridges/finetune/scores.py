@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def scored(objective: Any, variables: Any, batches: Iterable[Any], *, step: int = 0) -> dict:
+def scored(
+    objective: Any, variables: Any, batches: Iterable[Any], *, step: int = 0, mesh: Any = None
+) -> dict:
     """Return eval_loss (nats a token), eval_perplexity, eval_runtime and eval_samples_per_second.
 
     Args:
@@ -15,6 +17,7 @@ def scored(objective: Any, variables: Any, batches: Iterable[Any], *, step: int 
         variables: what to score.
         batches: finite, or what opens them for a data partition.
         step: the training step of the variables.
+        mesh: where they lie; None is the default device.
     """
     import jax
 
@@ -27,6 +30,7 @@ def scored(objective: Any, variables: Any, batches: Iterable[Any], *, step: int 
         key=jax.random.key(0),
         metrics=(metrics.perplexity(),),
         step=step,
+        mesh=mesh,
     )
     perplexity = found.scores["val/perplexity"]
     return {

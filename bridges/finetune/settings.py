@@ -33,6 +33,13 @@ MODEL = (
         ("gradient_checkpointing",),
         section="model",
     ),
+    Option(
+        "mesh",
+        "text",
+        "",
+        "how devices are shared out, as in fsdp=4,tensor=2; data parallelism takes the rest",
+        section="model",
+    ),
 )
 
 DATA = (
@@ -155,7 +162,7 @@ OPTIMIZER = (
 )
 
 EVAL_BATCH = next(option for option in TRAINING if option.name == "per_device_eval_batch_size")
-EVAL_MODEL = tuple(option for option in MODEL if option.name != "activation_checkpointing")
+EVAL_MODEL = tuple(o for o in MODEL if o.name not in ("activation_checkpointing", "mesh"))
 
 _LORA = {"use_peft": True}
 ADAPTER = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from bridges.finetune.run_folder import LOG, STATE, write_atomic, write_json
 from bridges.finetune.scores import scored
 from bridges.finetune.settings import settings_yaml
 from bridges.finetune.tokens import token_counter
+from dew.artifacts import agreed, broadcast_from_process_zero, collective_host
+from dew.artifacts.coordination import pooled, rank
 
 
 def train(parts: Parts) -> int:
@@ -26,7 +30,8 @@ def train(parts: Parts) -> int:
     start = 0 if checkpoints is None else checkpoints.latest or 0
     lines = sys.stdout if settings["log_format"] == "json" and not settings["quiet"] else None
     tokens = token_counter(parts.data.rows, seed=settings["seed"], batch=plan.rows)
-    log = RunLog(parts.folder / LOG, plan, microbatches=start, tokens=tokens, lines=lines)
+    path = Path(os.devnull) if rank() else parts.folder / LOG
+    log = RunLog(path, plan, microbatches=start, tokens=tokens, lines=lines)
     if checkpoints is not None:
         checkpoints.describe = lambda step, folder: _write_state(parts, log, step, folder)
     if start:
@@ -69,6 +74,7 @@ def _fit(parts: Parts, checkpoints: RunCheckpoints | None, log: RunLog) -> Any:
         parts.objective,
         parts.optimizer.transform(),
         key=jax.random.key(settings["seed"]),
+        mesh=parts.mesh,
         accumulation=plan.accumulation,
         checkpoints=checkpoints,
         tracker=log,
@@ -90,7 +96,7 @@ def _before(parts: Parts, log: RunLog) -> dict[str, Any]:
     if not parts.settings["eval_on_start"] or parts.data.val is None:
         return {}
     variables = parts.objective.init(_key(parts), parts.bundle.variables)
-    found = scored(parts.objective, variables, parts.data.val)
+    found = scored(parts.objective, variables, parts.data.val, mesh=parts.mesh)
     log.record({"step": 0, "epoch": 0.0, **found})
     print(f"before: perplexity {found['eval_perplexity']:.6g}", flush=True)
     return found
@@ -101,9 +107,12 @@ def _after(parts: Parts, log: RunLog, state: Any) -> dict[str, Any]:
     if parts.data.val is None:
         return {}
     step = int(state.updates)
-    found = log.evaluated(step)
+    # Only process 0 logs.
+    found = broadcast_from_process_zero(log.evaluated(step))
     if not found:
-        found = scored(parts.objective, state.params, parts.data.val, step=int(state.step))
+        found = scored(
+            parts.objective, state.params, parts.data.val, step=int(state.step), mesh=parts.mesh
+        )
         log.record({"step": step, "epoch": _epoch(parts, state), **found})
     print(f"held out: perplexity {found['eval_perplexity']:.6g}", flush=True)
     return found
@@ -124,9 +133,30 @@ def _results(parts: Parts, log: RunLog, state: Any, seconds: float, start: int) 
 def _finish(
     parts: Parts, log: RunLog, state: Any, before: dict[str, Any], results: dict[str, Any]
 ) -> int:
+    """Bring the model to process 0, which writes everything."""
+    params = collective_host(state.params["params"], phase="export", held_by="first")
+    bundle = parts.bundle
+    if parts.method.adapter and pooled():
+        whole = collective_host(bundle.variables, phase="export", held_by="first")
+        bundle = bundle.replace(variables=whole or {})
+    parts = replace(parts, bundle=bundle)
+
+    def write() -> int:
+        return 0 if rank() else _write(parts, log, state, params, before, results)
+
+    return agreed("export", write)
+
+
+def _write(
+    parts: Parts,
+    log: RunLog,
+    state: Any,
+    params: Any,
+    before: dict[str, Any],
+    results: dict[str, Any],
+) -> int:
     """Write everything; train_results.json comes last and says that the run is finished."""
     folder, settings = parts.folder, parts.settings
-    params = state.params["params"]
     parts.method.finish(parts.bundle, params, folder)
     held_out = {name: value for name, value in results.items() if name.startswith("eval_")}
     training = {name: value for name, value in results.items() if name not in held_out}

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import shutil
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import jax
 
+from dew.artifacts.agreement import Meetings, agreed
+from dew.artifacts.coordination import rank
 from dew.checkpoints import commit
 from dew.checkpoints.commit import CheckpointFailed
-from dew.checkpoints.leaves import fields_of, host_copy, leaves_of
-from dew.checkpoints.manifest import (
-    NAME,
-    CheckpointDamaged,
-    Manifest,
-    check_files,
-    file_digest,
-    read_manifest,
-)
-from dew.checkpoints.position import position_of, position_rows
-from dew.checkpoints.steps import best_of, committed_steps, expendable, warn_of_odd
-from dew.checkpoints.template import read_into, shapes_of, structs_of
-from dew.checkpoints.tree import read_data, write_tree
+from dew.checkpoints.leaves import Path as LeafPath
+from dew.checkpoints.leaves import fields_of, leaves_of
+from dew.checkpoints.lock import Lock
+from dew.checkpoints.manifest import CheckpointDamaged, Manifest, damage, read_manifest
+from dew.checkpoints.meeting import agreed_values
+from dew.checkpoints.placement import check_placement, placement_of
+from dew.checkpoints.position import position_of, position_row
+from dew.checkpoints.reading import READERS, Found, damage_of, find
+from dew.checkpoints.saving import Save, write_local, write_shared
+from dew.checkpoints.shards import HostLeaf, host_leaves, whole_box
+from dew.checkpoints.steps import best_of, expendable, steps_of, warn_of_odd
+from dew.checkpoints.template import read_into, shapes_of, structs_of, wanted_leaves
+from dew.checkpoints.tree import read_data, read_tree
 from dew.data import DataPartition
 from dew.errors import InputRefused
 from dew.typing import Variables
 
-SAVE_NOW = "save-now"
-
-LONGEST_CAUSE = 500
+_rows = itertools.count()
 
 
 class Checkpoints:
@@ -46,43 +47,118 @@ class Checkpoints:
     file's sha256, and only then does the folder get its name. A process killed or a disk full
     at any moment leaves the older steps as they were.
 
+    On a pool every process builds one with the same arguments, and all call the same members in
+    the same order, `path`, `wait` and `release` apart. The directory is one that all share; each
+    process writes the values that its devices hold, and a save that fails on one fails on all.
+
     Args:
         directory: where the run's output lies; made at the first save.
         keep: how many of the latest steps stay, at least 1.
+        local_directory: a path on each host's own disk for one more checkpoint, the latest of
+            `save_local`. It restores onto the placement that wrote it, and no other.
+        local_every: how often `fit` writes it, in microbatches.
 
     Raises:
-        ValueError: `keep` below 1.
+        ValueError: `keep` or `local_every` below 1, or `local_every` and no `local_directory`.
     """
 
-    def __init__(self, directory: str, *, keep: int = 2):
+    # The fields that `_write_extra` wants the values of, on a pool; None for all.
+    _extra_fields: tuple[str, ...] | None = None
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        keep: int = 2,
+        local_directory: str | None = None,
+        local_every: int | None = None,
+    ):
         if keep < 1:
             raise ValueError(f"keep is {keep}: at least 1 checkpoint has to stay")
-        # orbax takes absolute paths only, and a later chdir must not move the run.
+        if local_every is not None and local_every < 1:
+            raise ValueError(f"local_every is {local_every}: it counts microbatches, from 1")
+        if local_every is not None and local_directory is None:
+            raise ValueError("local_every is set and local_directory is not: say where")
+        # A later chdir must not move the run.
         self.directory = os.path.abspath(directory)
         self.keep = keep
+        self.local_directory = None if local_directory is None else os.path.abspath(local_directory)
+        self.local_every = local_every
         self._writer: threading.Thread | None = None
+        self._meetings: Meetings | None = None
         self._failure: BaseException | None = None
-        self._damaged: set[int] = set()
+        self._damaged: set[tuple[int, bool]] = set()
+        self._lock: Lock | None = None
+        self._claimed = False
         self._swept = False
         self._warned = False
 
     @property
+    def local_path(self) -> str:
+        """This process's own local directory.
+
+        Raises:
+            ValueError: there is no `local_directory`.
+        """
+        if self.local_directory is None:
+            raise ValueError("these checkpoints have no local_directory")
+        return os.path.join(self.local_directory, f"process-{rank()}")
+
+    @property
     def latest(self) -> int | None:
-        """The newest step that a resume can read, or None."""
-        return max(self._steps(), default=None)
+        """The newest step that every process can read, local or persistent, or None."""
+        return max(self._readable(None).steps, default=None)
 
     @property
     def best(self) -> int | None:
         """The step with the lowest reported loss, or None where no save reported one."""
-        return best_of(self._steps())
+        return best_of(self._readable(None).shared)
 
     def path(self, step: int) -> str:
-        """Return the folder of `step`, whether or not it is there."""
-        return str(self._folder(step))
+        """Return the persistent folder of `step`, whether or not it is there."""
+        return os.path.join(self.directory, commit.folder_name(step))
 
     def source(self, step: int) -> str:
-        """Return the folder that `restore` reads `step` from."""
-        return self.path(step)
+        """Return the folder that `restore` reads `step` from.
+
+        That is this process's local one where every process has that step, else the persistent
+        one.
+        """
+        local = self.local_directory is not None and self._readable(None).local_step == step
+        return str(self._folder(step, local))
+
+    def claim(self) -> None:
+        """Take the directory for this run, as the first save does.
+
+        Process 0 puts a lock there; it stays until `release`, the end of this object or the end
+        of the process.
+
+        Raises:
+            InputRefused: another run saves there; it is named, on every process.
+            OSError: the lock could not be written.
+        """
+        if self._claimed:
+            return
+
+        def take() -> str | None:
+            if rank() == 0:
+                try:
+                    self._lock = Lock(Path(self.directory))
+                except InputRefused as error:
+                    return str(error)
+            return None
+
+        refused = agreed_values(READERS, take)[0]
+        if refused is not None:
+            raise InputRefused(refused)
+        self._claimed = True
+
+    def release(self) -> None:
+        """Give the directory free for other runs; the next save claims it again."""
+        self._claimed = False
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def save(
         self,
@@ -95,35 +171,77 @@ class Checkpoints:
     ) -> None:
         """Write `state` under `step`, in the background.
 
-        Returns once the values are in host memory of their own, so a donated step may follow
-        at once. A write that fails raises from `wait`, or from the next save.
+        Returns once the values that this process writes are in host memory of their own, so a
+        donated step may follow at once. A write that fails raises from `wait`, or from the next
+        save, on every process.
 
         Args:
             step: the accepted microbatches so far, 0 or more.
             state: a `TrainState`, or a mapping of its fields.
-            saved: the data iterator's position, or None.
+            saved: the data iterator's position on this process, or None.
             metrics: what to remember with the step; `loss` decides which step is best.
             share: the data share that read up to `saved`.
 
         Raises:
             ValueError: a position without its share, or a negative step.
+            InputRefused: another run saves into this directory.
             CheckpointFailed: the save before this one failed.
         """
-        if saved is not None and share is None:
-            raise ValueError("a data position needs the share that read it: pass share=")
-        if not 0 <= step <= commit.LARGEST_STEP:
-            raise ValueError(f"step {step} is outside 0 .. 2^63-1")
-        self.wait()
-        fields = fields_of(state)
-        leaves = {path: host_copy(leaf) for path, leaf in leaves_of(state).items()}
-        rows = position_rows(saved, share)
         kept = {name: float(value) for name, value in (metrics or {}).items()}
-        description = Manifest(step, kept, shapes_of(leaves), _unset(fields), {})
-        host_state = self._host_state(state, leaves)
-        self._writer = threading.Thread(
-            target=self._write, args=(description, leaves, rows, host_state), name="checkpoint"
-        )
-        self._writer.start()
+        ready, treedef = self._ready(step, state, saved, share, kept, local=False)
+        sweep, self._swept = not self._swept, True
+        meetings = self._row()
+
+        def write() -> None:
+            try:
+                write_shared(
+                    ready,
+                    Path(self.directory),
+                    meetings,
+                    sweep=sweep,
+                    extra=lambda aside: self._extra(ready, treedef, aside),
+                    retire=self._retire,
+                )
+            except CheckpointFailed as error:
+                self._swept = False
+                raise error
+            self._damaged.discard((step, False))
+
+        self._begin(write)
+
+    def save_local(
+        self,
+        step: int,
+        state: Any,
+        saved: bytes | None,
+        *,
+        share: DataPartition | None = None,
+    ) -> None:
+        """Write `state` under `step` to this process's local directory, in the background.
+
+        It takes the place of the local step before it, once every process has it. The placement
+        rides along: a resume onto another one is refused before anything is read.
+
+        Args:
+            step: the accepted microbatches so far, 0 or more.
+            state: a `TrainState`, or a mapping of its fields.
+            saved: the data iterator's position on this process, or None.
+            share: the data share that read up to `saved`.
+
+        Raises:
+            ValueError: no `local_directory`, a position without its share, or a negative step.
+            InputRefused: another run saves into this directory.
+            CheckpointFailed: the save before this one failed.
+        """
+        folder = Path(self.local_path)
+        ready, _ = self._ready(step, state, saved, share, {}, local=True)
+        meetings = self._row()
+
+        def write() -> None:
+            write_local(ready, folder, meetings)
+            self._damaged.discard((step, True))
+
+        self._begin(write)
 
     def stored(self, step: int | None = None) -> Variables:
         """Return what the checkpoint at `step` (the latest) holds, without reading its values.
@@ -131,7 +249,9 @@ class Checkpoints:
         Returns:
             Field name to a tree of `jax.ShapeDtypeStruct` in nested dicts; None where unset.
         """
-        manifest = read_manifest(self._folder(self._chosen(step)))
+        found = self._readable(step)
+        chosen = self._chosen(step, found)
+        manifest = found.local.get(chosen) or found.shared[chosen]
         return {**structs_of(manifest.leaves), **dict.fromkeys(manifest.unset)}
 
     def accumulation_template(self, step: int) -> Any:
@@ -147,51 +267,65 @@ class Checkpoints:
     ) -> tuple[Any, bytes | None]:
         """Return the state at `step` (the latest) and the data position of `share`.
 
-        Every file is held to its sha256 first. When no step was asked for and the newest is
-        damaged, the one before it is read, and one warning names both.
+        Every file is held to its sha256 first; on a pool the processes share that work. When no
+        step was asked for and the newest is damaged, the one before it is read on all, and one
+        warning, on process 0, names both.
 
         Args:
             template: a `TrainState` of `jax.ShapeDtypeStruct`, which must name every leaf of
                 the fields it sets, or a mapping, which may name some. A leaf's sharding, where
-                set, is where its array is placed; without one it comes as a host array. None
-                reads everything to the host, in nested dicts by field name.
+                set, is where its array is placed, and a process reads the values that its
+                devices hold; without one the leaf comes whole, as a host array. None reads
+                everything to the host, in nested dicts by field name.
             step: the step to read.
             share: whose data position to return; without one it is None.
 
         Raises:
             InputRefused: no such step, or leaves that differ from the template's in name, shape
-                or dtype; all are listed.
+                or dtype; all are listed. Or a local step that lay otherwise.
             CheckpointDamaged: files that are not the ones written, and no older step to fall
                 back to.
+            PeerFailure: reading failed on another process.
         """
-        chosen = self._chosen(step)
-        candidates = [chosen] if step is not None else sorted(self._steps(), reverse=True)
-        damage: CheckpointDamaged | None = None
-        for candidate in candidates:
-            folder = self._folder(candidate)
-            try:
-                manifest = read_manifest(folder)
-                check_files(folder, manifest)
-            except CheckpointDamaged as error:
-                self._damaged.add(candidate)
-                damage = damage or error
+        found = self._readable(step)
+        newest = self._chosen(step, found)
+        problem: CheckpointDamaged | None = None
+        if step is None and found.broken and max(found.broken) > newest:
+            newest = max(found.broken)
+            problem = self._broken(newest)
+        for candidate, local in self._candidates(step, found):
+            folder = self._folder(candidate, local)
+            manifest = (found.local if local else found.shared)[candidate]
+            if local:
+                agreed(
+                    "placement of a local checkpoint", partial(_check, manifest, template, folder)
+                )
+            lines = damage_of(folder, manifest, own=local)
+            if lines:
+                self._damaged.add((candidate, local))
+                problem = problem or damage(folder, lines, len(manifest.files))
                 continue
-            if damage is not None:
+            if problem is not None and rank() == 0:
                 warnings.warn(
-                    f"checkpoint-{chosen} is damaged, going on from checkpoint-{candidate}. "
-                    f"{damage}",
+                    f"checkpoint-{newest} is damaged, going on from checkpoint-{candidate}. "
+                    f"{problem}",
                     stacklevel=2,
                 )
-            position = position_of(read_data(folder), share) if share is not None else None
-            return read_into(folder, manifest, template), position
-        assert damage is not None
-        raise damage
+            return agreed(
+                f"restore of checkpoint-{candidate}",
+                lambda folder=folder, manifest=manifest: (
+                    read_into(folder, manifest, template),
+                    None if share is None else position_of(read_data(folder), share),
+                ),
+            )
+        assert problem is not None
+        raise problem
 
     def wait(self) -> None:
-        """Block until the save under way is on disk.
+        """Block until the save under way is on disk, on every process.
 
         Raises:
-            CheckpointFailed: it did not land.
+            CheckpointFailed: it did not land; where a process of the pool failed, it is named.
         """
         if self._writer is not None:
             self._writer.join()
@@ -203,99 +337,128 @@ class Checkpoints:
     def _write_extra(self, step: int, state: Any, folder: Path) -> None:
         """Add files beside `dew/` before the checkpoint is committed; for subclasses.
 
-        Called on the writer's thread. `state` has the shape of what was saved, on the host.
+        Called on the writer's thread of process 0. `state` has the shape of what was saved, on
+        the host. On a pool its values are read back from `folder`, those of `_extra_fields` only;
+        the others are `jax.ShapeDtypeStruct`.
         """
 
-    def _write(self, description: Manifest, leaves, rows, state) -> None:
-        """Write one checkpoint; runs on a thread of its own, so its error waits for `wait`."""
-        step, directory = description.step, Path(self.directory)
-        aside = commit.aside_folder(directory, step)
+    def _ready(
+        self,
+        step: int,
+        state: Any,
+        saved: bytes | None,
+        share: DataPartition | None,
+        metrics: Mapping[str, float],
+        *,
+        local: bool,
+    ) -> tuple[Save, Any]:
+        """Return what to write, in host memory, and the state's structure."""
+        if saved is not None and share is None:
+            raise ValueError("a data position needs the share that read it: pass share=")
+        if not 0 <= step <= commit.LARGEST_STEP:
+            raise ValueError(f"step {step} is outside 0 .. 2^63-1")
+        self.wait()
+        error: BaseException | None = None
         try:
-            if not self._swept:
-                commit.sweep(directory)
-                self._swept = True
-            commit.begin(aside)
-            write_tree(aside, leaves, rows)
-            self._write_extra(step, state, aside)
-            self._describe(aside, description)
-            commit.commit(aside, step)
-            self._damaged.discard(step)
-        except BaseException as error:
-            self._failure = self._failed(step, aside, error)
-            return
+            self.claim()
+        except InputRefused:
+            raise
+        except Exception as caught:
+            error = caught
+        fields, leaves = fields_of(state), leaves_of(state)
+        copies: dict[LeafPath, HostLeaf] = {}
         try:
-            self._retire()
-        except OSError as error:
-            self._failure = CheckpointFailed(
-                f"checkpoint-{step} landed in {self.directory}, but older ones could not be "
-                f"removed: {error}. Look at the folder's permissions and disk."
-            )
-            self._failure.__cause__ = error
+            copies = host_leaves(leaves, all_held=local)
+        except Exception as caught:
+            # The other processes' writers are on their way to meet this one's.
+            error = error or caught
+        placement = placement_of(leaves, self.directory) if local else None
+        unset = tuple(name for name, value in fields.items() if value is None)
+        description = Manifest(step, metrics, shapes_of(copies), unset, {}, placement)
+        save = Save(description, copies, position_row(saved, share), error)
+        return save, jax.tree.structure(state)
 
-    def _describe(self, aside: Path, description: Manifest) -> None:
-        digests = {
-            path.relative_to(aside).as_posix(): file_digest(path)
-            for path in commit.files_under(aside)
-        }
-        whole = Manifest(
-            description.step,
-            description.metrics,
-            description.leaves,
-            description.unset,
-            digests,
-        )
-        (aside / NAME).write_text(whole.text(), encoding="utf-8")
+    def _begin(self, write: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                write()
+            except BaseException as error:
+                self._failure = error
+
+        self._writer = threading.Thread(target=run, name="checkpoint")
+        self._writer.start()
+
+    def _row(self) -> Meetings:
+        # Numbered where all processes come by, so that the names are equal on all.
+        if self._meetings is None:
+            self._meetings = Meetings(f"checkpoints/{next(_rows)}")
+        return self._meetings
+
+    def _extra(self, save: Save, treedef: Any, aside: Path) -> None:
+        if type(self)._write_extra is Checkpoints._write_extra:
+            return
+        stored = leaves_of(structs_of(save.description.leaves))
+        wanted = self._extra_fields
+        values: dict[LeafPath, Any] = {}
+        for path, leaf in save.leaves.items():
+            held = leaf.pieces[0] if len(leaf.pieces) == 1 else None
+            if held is not None and held.box == whole_box(leaf.shape):
+                values[path] = held.values
+        spread = [path for path in stored if path not in values]
+        chosen = [path for path in spread if wanted is None or path[0] in wanted]
+        values |= read_tree(aside, stored, {path: stored[path] for path in chosen})
+        leaves = [values.get(path, stored[path]) for path in save.leaves]
+        self._write_extra(save.step, jax.tree.unflatten(treedef, leaves), aside)
 
     def _retire(self) -> None:
         # A step found damaged counts as none of those that stay.
-        damaged = self._damaged & set(self._committed())
-        for step in [*expendable(self._steps(), self.keep), *damaged]:
-            commit.remove(self._folder(step))
+        held = steps_of(Path(self.directory)).whole
+        damaged = [step for step in held if (step, False) in self._damaged]
+        whole = {step: m for step, m in held.items() if step not in damaged}
+        for step in [*expendable(whole, self.keep), *damaged]:
+            commit.remove(self._folder(step, False))
 
-    def _failed(self, step: int, aside: Path, error: BaseException) -> CheckpointFailed:
-        written = commit.bytes_under(aside)
-        shutil.rmtree(aside, ignore_errors=True)
-        # TensorStore adds its whole specification to its messages.
-        cause = f"{type(error).__name__}: {error}".partition(" [tensorstore_spec=")[0]
-        failure = CheckpointFailed(
-            f"checkpoint-{step} did not land in {self.directory} ({written} bytes were written, "
-            f"and removed): {cause[:LONGEST_CAUSE]}. Older checkpoints are as they were; "
-            "free space or pass another directory, then start again."
-        )
-        failure.__cause__ = error
-        return failure
+    def _folder(self, step: int, local: bool) -> Path:
+        return Path(self.local_path if local else self.directory) / commit.folder_name(step)
 
-    def _host_state(self, state: Any, leaves: Mapping[tuple[str, ...], np.ndarray]) -> Any:
-        import jax
+    def _readable(self, step: int | None) -> Found:
+        """Return the steps that a resume can read, and `step` though it be damaged.
 
-        treedef = jax.tree.structure(state)
-        return jax.tree.unflatten(treedef, list(leaves.values()))
-
-    def _folder(self, step: int) -> Path:
-        return Path(self.directory) / commit.folder_name(step)
-
-    def _steps(self) -> dict[int, Manifest]:
-        """Return the steps that a resume can read."""
-        return {step: m for step, m in self._committed().items() if step not in self._damaged}
-
-    def _committed(self) -> dict[int, Manifest]:
-        steps, odd = committed_steps(Path(self.directory))
-        if odd and not self._warned:
+        On a pool all processes call this.
+        """
+        local = None if self.local_directory is None else Path(self.local_path)
+        found = find(Path(self.directory), local)
+        if found.odd and not self._warned and rank() == 0:
             self._warned = True
-            warn_of_odd(Path(self.directory), odd)
-        return steps
+            warn_of_odd(Path(self.directory), found.odd)
+        return found.without({pair for pair in self._damaged if pair[0] != step})
 
-    def _chosen(self, step: int | None) -> int:
-        steps = self._steps() if step is None else self._committed()
-        if step is None and steps:
-            return max(steps)
-        if step is None or step not in steps:
-            raise InputRefused(
-                f"{self.directory} holds no checkpoint{'' if step is None else f' of step {step}'}"
-                f"; it holds steps {sorted(steps) or 'none'}."
-            )
-        return step
+    def _candidates(self, step: int | None, found: Found) -> list[tuple[int, bool]]:
+        """Return the steps to try, newest first, each with whether it is the local one."""
+        pairs = [(s, True) for s in found.local] + [(s, False) for s in found.shared]
+        return sorted((pair for pair in pairs if step in (None, pair[0])), reverse=True)
+
+    def _chosen(self, step: int | None, found: Found) -> int:
+        if step is None and found.steps:
+            return found.steps[-1]
+        if step is not None and step in found.steps:
+            return step
+        broken = step if step is not None else max(found.broken, default=None)
+        if broken in found.broken:
+            raise self._broken(broken)
+        raise InputRefused(
+            f"{self.directory} holds no checkpoint{'' if step is None else f' of step {step}'}"
+            f"; it holds steps {found.steps or 'none'}."
+        )
+
+    def _broken(self, step: int) -> CheckpointDamaged:
+        folder = self._folder(step, False)
+        try:
+            read_manifest(folder)
+        except CheckpointDamaged as error:
+            return error
+        return CheckpointDamaged(f"{folder}: its manifest changes while it is read")
 
 
-def _unset(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(name for name, value in fields.items() if value is None)
+def _check(manifest: Manifest, template: Any, folder: Path) -> None:
+    check_placement(manifest.placement or {}, wanted_leaves(manifest, template), str(folder))

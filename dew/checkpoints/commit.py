@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from dew.checkpoints.lock import NAME as LOCK
+
 SENTINEL = "checkpoint-is-incomplete.txt"
 PREFIX = "checkpoint-"
 ASIDE = ".tmp-"
@@ -59,15 +61,20 @@ def files_under(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def make_durable(folder: Path) -> None:
+    """Flush every file and folder below `folder`, and itself, to the disk."""
+    for path in files_under(folder):
+        sync(path)
+    for below, _, _ in os.walk(folder, topdown=False):
+        sync(Path(below))
+
+
 def commit(aside: Path, step: int) -> Path:
     """Make every byte of a folder aside durable, then give it its step's name.
 
     A folder that already bears the name is moved aside first and removed after.
     """
-    for path in files_under(aside):
-        sync(path)
-    for folder, _, _ in os.walk(aside, topdown=False):
-        sync(Path(folder))
+    make_durable(aside)
     (aside / SENTINEL).unlink()
     sync(aside)
     final = aside.parent / folder_name(step)
@@ -97,6 +104,8 @@ def sweep(directory: Path) -> None:
     for path in directory.iterdir() if directory.is_dir() else ():
         if is_aside(path.name):
             shutil.rmtree(path)
+        elif path.name.startswith(f"{LOCK}."):
+            path.unlink()
 
 
 def sync(path: Path) -> None:

@@ -69,11 +69,6 @@ def is_key(leaf: Any) -> bool:
     return dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def host_copy(leaf: Any) -> np.ndarray:
-    """Return the leaf's values in host memory of their own: a donated step cannot touch them."""
-    return np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-
-
 def restored(value: Any, wanted: Any) -> Any:
     """Return a stored value as the kind of leaf that the template wants."""
     if is_key(wanted):

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dew.errors import InputRefused, listed, shown
 
-FORMAT = 1
+FORMAT = 2
 NAME = "dew/checkpoint.json"
+
+# The text above its own sha256 is what that one is of; the first format had none.
+_SEAL = ',\n "sha256": "'
+_KNOWN = (1, FORMAT)
 
 
 class CheckpointDamaged(InputRefused):
@@ -29,6 +33,7 @@ class Manifest:
         leaves: nested dicts of `[dtype name, shape]`, by field.
         unset: the fields that were None.
         files: sha256 in hex by path relative to the checkpoint.
+        placement: where the values lay, for a checkpoint of one process's own; see `placement`.
     """
 
     step: int
@@ -36,12 +41,14 @@ class Manifest:
     leaves: Mapping[str, Any]
     unset: tuple[str, ...]
     files: Mapping[str, str]
+    placement: Mapping[str, Any] | None = None
 
     def text(self) -> str:
         """Return the manifest as JSON; a metric that is not finite is left out."""
         metrics = {name: value for name, value in self.metrics.items() if abs(value) < float("inf")}
         record = {"format": FORMAT, **dataclasses.asdict(self), "metrics": metrics}
-        return json.dumps(record, indent=1) + "\n"
+        body = json.dumps(record, indent=1).removesuffix("\n}")
+        return f'{body}{_SEAL}{_digest(body)}"\n}}\n'
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -53,16 +60,27 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes().decode()
+        record = json.loads(text)
         version = record["format"]
-        values = {field.name: record[field.name] for field in dataclasses.fields(Manifest)}
+        if version in _KNOWN:
+            values = {
+                field.name: record[field.name]
+                for field in dataclasses.fields(Manifest)
+                if version != 1 or field.name in record
+            }
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointDamaged(f"{path}: not a checkpoint's manifest ({shown(error)})") from error
-    if version != FORMAT:
-        raise InputRefused(
+    sealed = _is_sealed(text)
+    if version not in _KNOWN:
+        # A flipped bit can look like another format; then the seal does not fit.
+        kind = InputRefused if sealed else CheckpointDamaged
+        raise kind(
             f"{path}: format {shown(version)}, this dew reads format {FORMAT}. Use the dew that "
             "wrote it."
         )
+    if version != 1 and not sealed:
+        raise CheckpointDamaged(f"{path}: not the text that was written (its sha256 differs)")
     return Manifest(**{**values, "unset": tuple(values["unset"])})
 
 
@@ -72,21 +90,36 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
-    """Compare every file that the manifest names with its digest.
-
-    Raises:
-        CheckpointDamaged: files are gone or hold other bytes; all are listed.
-    """
+def damaged_files(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Return a line for each file that is gone or holds other bytes than its digest says."""
     problems = []
-    for name, digest in manifest.files.items():
+    for name, digest in files.items():
         path = folder / name
         try:
             if file_digest(path) != digest:
                 problems.append(f"{name}: other bytes ({path.stat().st_size} of them)")
         except OSError as error:
             problems.append(f"{name}: {error.strerror}")
-    if problems:
-        raise CheckpointDamaged(
-            listed(f"{folder}: {len(problems)} of {len(manifest.files)} files damaged:", problems)
-        )
+    return problems
+
+
+def damage(folder: Path, problems: Sequence[str], files: int) -> CheckpointDamaged:
+    """Return the error that lists a checkpoint's damaged files.
+
+    Args:
+        folder: the checkpoint.
+        problems: a line for each damaged file.
+        files: how many it has.
+    """
+    return CheckpointDamaged(
+        listed(f"{folder}: {len(problems)} of {files} files damaged:", list(problems))
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_sealed(text: str) -> bool:
+    body, _, end = text.rpartition(_SEAL)
+    return end == f'{_digest(body)}"\n}}\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from dew.checkpoints.commit import PREFIX, is_aside, step_named
@@ -11,13 +12,26 @@ from dew.checkpoints.manifest import NAME, CheckpointDamaged, Manifest, read_man
 from dew.errors import shown
 
 
-def committed_steps(directory: Path) -> tuple[dict[int, Manifest], list[str]]:
-    """Return the manifests of the steps in a folder, oldest first, and the odd names beside them.
+@dataclass(frozen=True)
+class Steps:
+    """What a folder holds.
 
-    Odd is what looks like a checkpoint and is not one of ours: a step spelled otherwise
-    (`checkpoint-007`), a copy under another name, a manifest that cannot be read.
+    Attributes:
+        whole: manifests by step, oldest first.
+        broken: steps whose folder is ours by its name and whose manifest cannot be read.
+        odd: what looks like a checkpoint and is not one of ours: a step spelled otherwise
+            (`checkpoint-007`), a copy under another name, a folder that dew did not write.
     """
-    steps: dict[int, Manifest] = {}
+
+    whole: dict[int, Manifest]
+    broken: tuple[int, ...]
+    odd: tuple[str, ...]
+
+
+def steps_of(directory: Path) -> Steps:
+    """Return what a folder holds; nothing where it is not there."""
+    whole: dict[int, Manifest] = {}
+    broken: list[int] = []
     odd: list[str] = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         if is_aside(path.name) or not path.is_dir():
@@ -26,11 +40,15 @@ def committed_steps(directory: Path) -> tuple[dict[int, Manifest], list[str]]:
             continue
         step = step_named(path.name)
         manifest = _manifest_or_none(path)
-        if step is None or manifest is None or manifest.step != step:
+        if step is None or (manifest is not None and manifest.step != step):
             odd.append(path.name)
+        elif manifest is not None:
+            whole[step] = manifest
+        elif (path / NAME).parent.is_dir():
+            broken.append(step)
         else:
-            steps[step] = manifest
-    return dict(sorted(steps.items())), odd
+            odd.append(path.name)
+    return Steps(dict(sorted(whole.items())), tuple(sorted(broken)), tuple(odd))
 
 
 def best_of(steps: Mapping[int, Manifest]) -> int | None:
@@ -45,12 +63,12 @@ def expendable(steps: Mapping[int, Manifest], keep: int) -> list[int]:
     return [step for step in sorted(steps) if step not in kept]
 
 
-def warn_of_odd(directory: Path, odd: list[str]) -> None:
+def warn_of_odd(directory: Path, odd: tuple[str, ...]) -> None:
     """Say once which folders were passed over, and why."""
     warnings.warn(
         f"{directory}: passed over {', '.join(shown(name, 60) for name in odd[:8])}"
         f"{' and others' if len(odd) > 8 else ''}: not checkpoint-N folders that dew committed.",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 

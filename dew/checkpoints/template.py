@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from dew.checkpoints.leaves import Path as LeafPath
 from dew.checkpoints.leaves import leaves_of, nested, restored, shape_of
 from dew.checkpoints.manifest import Manifest
+from dew.checkpoints.shards import HostLeaf
 from dew.checkpoints.tree import read_tree
 from dew.errors import InputRefused, listed
 
 
-def shapes_of(leaves: Mapping[LeafPath, np.ndarray]) -> dict[str, Any]:
+def shapes_of(leaves: Mapping[LeafPath, HostLeaf]) -> dict[str, Any]:
     """Return nested dicts of `[dtype name, shape]`, as the manifest holds them."""
     return nested({path: [leaf.dtype.name, list(leaf.shape)] for path, leaf in leaves.items()})
 
@@ -32,6 +32,13 @@ def structs_of(shapes: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def wanted_leaves(manifest: Manifest, template: Any) -> dict[LeafPath, Any]:
+    """Return shape, dtype and sharding of what a template wants, by path; None wants all."""
+    if template is None:
+        return leaves_of(structs_of(manifest.leaves))
+    return {path: _with_sharding(leaf) for path, leaf in leaves_of(template).items()}
+
+
 def read_into(folder: Path, manifest: Manifest, template: Any) -> Any:
     """Read a checkpoint's leaves into the template's containers; None reads all, as nested dicts.
 
@@ -42,7 +49,7 @@ def read_into(folder: Path, manifest: Manifest, template: Any) -> Any:
     if template is None:
         return {**nested(read_tree(folder, stored, stored)), **dict.fromkeys(manifest.unset)}
     wanted = leaves_of(template)
-    shapes = {path: _with_sharding(leaf) for path, leaf in wanted.items()}
+    shapes = wanted_leaves(manifest, template)
     whole = () if isinstance(template, Mapping) else _set_fields(template)
     problems = _differences(stored, shapes, whole)
     if problems:

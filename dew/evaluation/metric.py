@@ -17,16 +17,19 @@ class Metric(Protocol[S]):
 
     It keeps nothing between calls: a pass's sums are an `S` that goes in and comes out. So the
     score is the same however the pass was cut into batches.
-
-    Attributes:
-        name: its name in the log, after the split's.
-        reads: the artifact class it scores.
     """
 
-    name: str
-    reads: type
+    @property
+    def name(self) -> str:
+        """Its name in the log, after the split's."""
+        ...
 
-    def __call__(self, artifact: Any, batch: Mapping[str, np.ndarray]) -> S:
+    @property
+    def reads(self) -> type:
+        """The artifact class it scores."""
+        ...
+
+    def __call__(self, artifact: Any, batch: Mapping[str, np.ndarray], /) -> S:
         """Return one batch's statistics."""
         ...
 

@@ -84,7 +84,7 @@ class EMASpec:
             it is averaged.
     """
 
-    decay: Callable[[jax.Array], jax.Array]
+    decay: Callable[[jax.Array], jax.Array | float]
     select: Callable[[str], bool] = lambda path: True
 
 

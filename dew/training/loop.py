@@ -19,10 +19,12 @@ from dew.artifacts.coordination import pooled, rank
 from dew.data import DataPartition, Dataset
 from dew.errors import InputRefused
 from dew.evaluation import Evaluation, Metric, evaluate
+from dew.training.hang import HangWatch
 from dew.training.meter import Meter
 from dew.training.nonfinite import nonfinite_error
 from dew.training.prefetch import Fed, Prefetch
 from dew.training.progress import Progress
+from dew.training.replicas import check_replicas
 from dew.training.signals import Interrupted, Signals, StopRequested
 from dew.training.start import key_words
 from dew.training.state import TrainState, laid_over
@@ -101,6 +103,7 @@ class Loop:
         """Train to the end and return the state."""
         self.signals = signals
         self.steering = Steering(AHEAD + 2)
+        self.hang = HangWatch(self.trainer.hang_timeout)
         self.share = self.placement.share
         state = self._begin(variables)
         first = int(state.step)
@@ -212,7 +215,8 @@ class Loop:
 
     def _next(self, feed: Prefetch, state: TrainState, step: int) -> Fed:
         try:
-            return feed.next(self._check)
+            with self.hang.over(f"the batch of step {step}"):
+                return feed.next(self._check)
         except StopIteration:
             raise InputRefused(
                 f"the training data ended before step {step} of {self.schedule.steps}; give an "
@@ -238,7 +242,8 @@ class Loop:
         """Read the reports of all but the last `ahead` steps, waiting for the device."""
         while len(self.unsettled) > ahead:
             step, fed, report = self.unsettled.popleft()
-            report = jax.device_get(report)
+            with self.hang.over(f"step {step}"):
+                report = jax.device_get(report)
             if not report["finite"]:
                 raise nonfinite_error(
                     self.trainer.objective,
@@ -318,6 +323,7 @@ class Loop:
         self._settle(state, 0)
         started = time.perf_counter()
         self.progress.phase("saving")
+        check_replicas(state)
         share = None if self.position is None else self.share
         metrics = self._save_metrics(step)
         self.trainer.checkpoints.save(step, state, self.position, metrics, share=share)
@@ -366,7 +372,7 @@ class Loop:
 
     def _clean(self, feed: Prefetch, error: BaseException | None) -> None:
         """Close what this fit opened; a failure here never hides the first one."""
-        closers = [feed.close, self.progress.close]
+        closers = [feed.close, self.progress.close, self.hang.close]
         if self.trainer.checkpoints is not None and not isinstance(error, KeyboardInterrupt):
             closers.append(self.trainer.checkpoints.wait)
         for close in closers:

@@ -19,6 +19,7 @@ from dew.objectives.base import Objective
 from dew.placement import Layout, MeshSpec, Placement
 from dew.tracking import Tracker
 from dew.training.compiled import CompiledStep, StepMemory, memory_of
+from dew.training.hang import HANG_SECONDS
 from dew.training.loop import Loop, Schedule
 from dew.training.progress import Progress, Silent, default_progress
 from dew.training.signals import Signals
@@ -60,6 +61,8 @@ class Trainer:
             update is that of one batch of all their rows.
         checkpoints: where to save, or None. `fit` borrows it.
         tracker: where scalars and previews go, or None. `fit` borrows it.
+        hang_timeout: seconds that a process of a pool waits for one batch or step before it ends,
+            and all the others with it.
 
     Raises:
         InputRefused: an accumulation below 1.
@@ -76,6 +79,7 @@ class Trainer:
         accumulation: int = 1,
         checkpoints: Checkpoints | None = None,
         tracker: Tracker | None = None,
+        hang_timeout: float = HANG_SECONDS,
     ):
         if accumulation < 1:
             raise InputRefused(f"accumulation is {accumulation}; an update takes 1 or more batches")
@@ -86,6 +90,7 @@ class Trainer:
         self.accumulation = accumulation
         self.checkpoints = checkpoints
         self.tracker = tracker
+        self.hang_timeout = hang_timeout
         self._beginning: Beginning | None = None
         self._compiled: CompiledStep | None = None
 
