@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from bridges.finetune.parts import Parts
 from bridges.finetune.run_folder import write_json
+from dew.artifacts.coordination import pooled
 
 GROUP = "dew.certify"
 
@@ -21,6 +22,11 @@ def certified(parts: Parts) -> int:
     Returns:
         0 where everything agreed or nothing could be compared, 1 where something differed.
     """
+    folder = parts.folder / "merged" if parts.method.adapter else parts.folder
+    if pooled():
+        # Its evaluation would wait for the other processes.
+        print(f"parity.json: not written by a pool; run: python -m parity certify {folder}")
+        return 0
     found = list(entry_points(group=GROUP))
     if not found or find_spec("torch") is None or find_spec("transformers") is None:
         print("parity.json: not written, torch and transformers are not installed", flush=True)
@@ -30,7 +36,6 @@ def certified(parts: Parts) -> int:
     except ImportError as error:
         print(f"parity.json: not written, {error}", file=sys.stderr)
         return 0
-    folder = parts.folder / "merged" if parts.method.adapter else parts.folder
     report = certify(folder)
     write_json(parts.folder / "parity.json", report)
     passed = bool(report["passed"])

@@ -151,9 +151,10 @@ def _check_resume(settings: Settings, folder: Path) -> None:
 def _stopped(settings: Settings, folder: Path, stop: BaseException) -> int:
     """Say on the last line of stderr what was saved and how to go on; return the status."""
     from bridges.finetune.train import resume_command
-    from dew.checkpoints import Checkpoints
+    from dew.checkpoints.steps import steps_of
 
-    latest = Checkpoints(str(folder)).latest
+    # From the disk, for on a pool this process may be the only one that stopped.
+    latest = max(steps_of(folder).whole, default=None)
     saved = (
         "no checkpoint was saved" if latest is None else f"{folder}/checkpoint-{latest} is saved"
     )

@@ -23,6 +23,8 @@ class RunCheckpoints(Checkpoints):
         describe: `describe(step, folder)` adds the trainer's state; nothing by default.
     """
 
+    _extra_fields = ("params",)
+
     def __init__(self, directory: str, *, keep: int | None, write: Callable[[Any, Path], None]):
         super().__init__(directory, keep=KEEP_ALL if keep is None else keep)
         self.describe: Callable[[int, Path], None] = lambda step, folder: None

@@ -16,7 +16,7 @@ from dew.artifacts.coordination import (
     this_process,
     when_all_wrote,
 )
-from dew.artifacts.failure import publish_failure, withdraw_failure
+from dew.artifacts.failure import UNHEARD_STATUS, publish_failure, withdraw_failure
 
 T = TypeVar("T")
 
@@ -29,6 +29,8 @@ _MESSAGE = 2000
 
 class PeerFailure(RuntimeError):
     """Another process failed in a phase that this one passed."""
+
+    exit_status = UNHEARD_STATUS
 
 
 class Meetings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import os
@@ -29,6 +30,7 @@ _LINGER_SECONDS = 2.0
 _MESSAGE = 2000
 
 _installed: list[threading.Thread] = []
+_ended = threading.Event()
 
 
 def publish_failure(error: BaseException, where: str) -> bool:
@@ -86,6 +88,17 @@ def end_pool_on_failure(grace: float = FAILURE_GRACE_SECONDS) -> None:
     watch = threading.Thread(target=_watch, args=(grace,), name="failure watch", daemon=True)
     _installed.append(watch)
     watch.start()
+    atexit.register(_end)
+
+
+def _end() -> None:
+    """End the watch, before jax leaves the pool.
+
+    A thread that is inside the service when the interpreter goes down aborts the process.
+    """
+    _ended.set()
+    for watch in _installed:
+        watch.join()
 
 
 def leave_failed(error: BaseException, where: str, status: int) -> None:
@@ -98,8 +111,7 @@ def leave_failed(error: BaseException, where: str, status: int) -> None:
 
 def _watch(grace: float) -> None:
     first_seen: tuple[str, float] | None = None
-    while True:
-        time.sleep(_POLL_SECONDS)
+    while not _ended.wait(_POLL_SECONDS):
         try:
             failure = published_failure()
         except Exception:

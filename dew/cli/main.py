@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points, version
 
 from dew.cli.command import Command
 from dew.cli.help import command_help, commands_help
+from dew.cli.leaving import leave_pool
 from dew.cli.options import parse
 from dew.errors import InputRefused, UnknownName, nearest, shown
 
@@ -25,8 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         143 after SIGTERM.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    # What follows a bare `--` belongs to another program.
+    ours = words[: words.index("--")] if "--" in words else words
+    debug = "--debug" in ours
+    words = [word for word in ours if word != "--debug"] + words[len(ours) :]
     shape, warnings.formatwarning = warnings.formatwarning, _warning_line
     try:
         return _dispatch(words)
@@ -39,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        return _status(error)
+        status = _status(error)
+        leave_pool(error, f"dew {' '.join(words[:1])}", status)
+        return status
     finally:
         warnings.formatwarning = shape
 

@@ -105,13 +105,17 @@ class Loop:
         self.steering = Steering(AHEAD + 2)
         self.hang = HangWatch(self.trainer.hang_timeout)
         self.share = self.placement.share
-        state = self._begin(variables)
-        first = int(state.step)
-        feed = Prefetch(
-            self._open(first),
-            limit=max(0, self.schedule.steps - first),
-            place=self.placement.batch,
-        )
+        try:
+            state = self._begin(variables)
+            first = int(state.step)
+            feed = Prefetch(
+                self._open(first),
+                limit=max(0, self.schedule.steps - first),
+                place=self.placement.batch,
+            )
+        except BaseException:
+            self._let_go()
+            raise
         try:
             self.progress.start(first, self.schedule.steps)
             state = self._steps(state, feed, first)
@@ -124,6 +128,8 @@ class Loop:
 
     def _begin(self, variables: Any) -> TrainState:
         beginning, checkpoints = self.trainer.beginning(), self.trainer.checkpoints
+        if checkpoints is not None:
+            checkpoints.claim()
         if checkpoints is None or checkpoints.latest is None:
             state, self.frozen = beginning.fresh(variables)
             return state
@@ -196,6 +202,8 @@ class Loop:
             self._evaluate(state, step)
         if due(self.schedule.checkpoint_every, step):
             self._save(state, step)
+        elif self.trainer.checkpoints and due(self.trainer.checkpoints.local_every, step):
+            self._save_local(state, step)
 
     def _end(self, state: TrainState) -> TrainState:
         step = int(state.step)
@@ -331,6 +339,14 @@ class Loop:
         self.since_save.reset()
         self._pause(time.perf_counter() - started)
 
+    def _save_local(self, state: TrainState, step: int) -> None:
+        """Write this process's parts to its own disk."""
+        self._settle(state, 0)
+        started = time.perf_counter()
+        share = None if self.position is None else self.share
+        self.trainer.checkpoints.save_local(step, state, self.position, share=share)
+        self._pause(time.perf_counter() - started)
+
     def _asked_to_save(self) -> bool:
         """Take away the file that asks for a save, and tell whether it was there."""
         if self.trainer.checkpoints is None or rank():
@@ -370,11 +386,18 @@ class Loop:
         self.meter.pause(seconds)
         self.since_save.pause(seconds)
 
+    def _let_go(self) -> None:
+        """Stop watching, and leave the checkpoints' directory to other runs."""
+        self.hang.close()
+        if self.trainer.checkpoints is not None:
+            self.trainer.checkpoints.release()
+
     def _clean(self, feed: Prefetch, error: BaseException | None) -> None:
         """Close what this fit opened; a failure here never hides the first one."""
-        closers = [feed.close, self.progress.close, self.hang.close]
+        closers = [feed.close, self.progress.close]
         if self.trainer.checkpoints is not None and not isinstance(error, KeyboardInterrupt):
             closers.append(self.trainer.checkpoints.wait)
+        closers.append(self._let_go)
         for close in closers:
             try:
                 close()
