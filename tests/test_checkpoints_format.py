@@ -60,7 +60,6 @@ def test_a_flipped_bit_in_the_manifest_is_found(tmp_path):
 
 def test_a_checkpoint_of_the_first_format_still_restores(tmp_path):
     """As dew wrote it through orbax, which is the oracle of our reader."""
-    pytest.importorskip("orbax.checkpoint")
     from orbax.checkpoint import v1 as ocp
 
     state = {

@@ -23,15 +23,7 @@ TEXT = "the text of the failure"
 LONG = 300
 """Seconds that a launch may take on a busy machine; each takes a few when it is alone."""
 
-ENGINES = re.compile(r"DEW_|SLURM|SKYPILOT|JAX_(NUM_PROCESSES|PROCESS_ID|COORDINATOR)")
-
-
-@pytest.fixture(autouse=True)
-def _no_engine(monkeypatch):
-    for name in list(os.environ):
-        if ENGINES.match(name) and name != "DEW_CACHE":
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+pytestmark = pytest.mark.usefixtures("no_engine")
 
 
 def launched(*words: str, processes: int = 2, grace: float = 3, settings=(), **environ: str):

@@ -19,15 +19,7 @@ from dew.launching.program import command
 
 CHILD = str(Path(__file__).parent / "pool_child.py")
 KUBERNETES = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1", "JAX_NUM_PROCESSES": "2"}
-ENGINES = re.compile(r"DEW_|SLURM|SKYPILOT|JAX_(NUM_PROCESSES|PROCESS_ID|COORDINATOR)")
-
-
-@pytest.fixture(autouse=True)
-def _no_engine(monkeypatch):
-    for name in list(os.environ):
-        if ENGINES.match(name) and name != "DEW_CACHE":
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+pytestmark = pytest.mark.usefixtures("no_engine")
 
 
 @pytest.fixture

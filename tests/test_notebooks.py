@@ -21,7 +21,9 @@ def test_there_are_notebooks() -> None:
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_cell_of_a_notebook_fails(path: Path, smollm2_gguf: Path, plays: Path) -> None:
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    import nbclient
+    import nbformat
+
     notebook = nbformat.read(path, as_version=4)
     # A cell that raises ends the run with its traceback as the error's message.
     nbclient.NotebookClient(

@@ -115,7 +115,7 @@ def evaluate(
                 key_here = jax.random.fold_in(scoring, index)
                 told = Step(jnp.int32(step), key_here, placed["averaged"])
                 scored = score(dict(batch), told)
-                home = _home((scored, rows if placement is None else batch))
+                home = _home((scored, batch if pooled() else rows))
                 # On the first process alone; the others hear there if it fails.
                 agreed("scoring", partial(_merge, totals, chosen, home))
             first = first or (batch, scored)

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dew.artifacts.coordination import pooled, this_process
-from dew.artifacts.failure import UNHEARD_STATUS, leave_failed
+from dew.artifacts.failure import UNHEARD_STATUS, leave_failed, publish_failure
 
 HANG_SECONDS = 1800.0
 """How long a process waits for one batch or one step before it gives its pool up."""
 
 _POLL_SECONDS = 0.5
+# The peers wait as long, give or take a step: the first to go would break the collective that the
+# others are in, and they would end by that error, without their stacks.
+_LINGER_SECONDS = 5.0
 
 
 class Hung(RuntimeError):
@@ -66,4 +69,6 @@ class HangWatch:
             )
             faulthandler.dump_traceback(all_threads=True)
             print(f"Hung: {error}", file=sys.stderr, flush=True)
+            publish_failure(error, "waiting")
+            time.sleep(_LINGER_SECONDS)
             leave_failed(error, "waiting", UNHEARD_STATUS)
