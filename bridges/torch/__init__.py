@@ -1,0 +1,1 @@
+"""Any `torch.nn.Module` on JAX: traced, then run without torch."""
