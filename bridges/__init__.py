@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bridges.data.datasets import dataset
     from bridges.exporting import export
     from bridges.loading import load
+    from bridges.torch.tracing import from_torch
 
 _HOMES = {
     "load": "bridges.loading",
@@ -17,9 +18,10 @@ _HOMES = {
     "dataset": "bridges.data.datasets",
     "load_adapter": "bridges.adapters",
     "export_adapter": "bridges.adapters",
+    "from_torch": "bridges.torch.tracing",
 }
 
-__all__ = ["dataset", "export", "export_adapter", "load", "load_adapter"]
+__all__ = ["dataset", "export", "export_adapter", "from_torch", "load", "load_adapter"]
 
 
 def __getattr__(name: str) -> Any:

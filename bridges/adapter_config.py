@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridges.config import Keys
+from bridges.config import Keys, read_all
 from bridges.files.json_file import read_json
 from bridges.files.regular_file import contained, shown_path
 from dew.errors import InputRefused, listed, shown
@@ -74,25 +74,7 @@ def read_adapter_config(folder: Path, source: str) -> AdapterSettings:
     """
     config = read_json(contained(folder, CONFIG))
     where = shown_path(folder / CONFIG)
-    keys = Keys(config, where)
-    keys.only("peft_type", "LORA")
-    keys.only("bias", "none")
-    for key in ("use_dora", "lora_bias", "use_qalora"):
-        keys.only(key, False)
-    for key in ("modules_to_save", "exclude_modules", "target_parameters"):
-        keys.only(key, [])
-    for key in ("layers_to_transform", "layers_pattern", "layer_replication", "arrow_config"):
-        keys.only(key)
-    for key in ("trainable_token_indices", "alora_invocation_tokens"):
-        keys.only(key)
-    settings = AdapterSettings(
-        rank=keys.integer("r", 8),
-        alpha=keys.number("lora_alpha", 8, low=0.0),
-        targets=_targets(keys),
-        ranks=_pattern(keys, "rank_pattern", whole=True),
-        alphas=_pattern(keys, "alpha_pattern", whole=False),
-        root=keys.flag("use_rslora", False),
-    )
+    settings, keys = read_all(config, where, _settings)
     unread = keys.unread(HARMLESS)
     if unread:
         warnings.warn(
@@ -135,6 +117,28 @@ def adapter_config(settings: AdapterSettings, *, source: str, conv1d: bool) -> d
         "revision": None,
         "auto_mapping": None,
     }
+
+
+def _settings(keys: Keys) -> AdapterSettings:
+    """Return the settings that a config's keys give."""
+    keys.only("peft_type", "LORA")
+    keys.only("bias", "none")
+    for key in ("use_dora", "lora_bias", "use_qalora"):
+        keys.only(key, False)
+    for key in ("modules_to_save", "exclude_modules", "target_parameters"):
+        keys.only(key, [])
+    for key in ("layers_to_transform", "layers_pattern", "layer_replication", "arrow_config"):
+        keys.only(key)
+    for key in ("trainable_token_indices", "alora_invocation_tokens"):
+        keys.only(key)
+    return AdapterSettings(
+        rank=keys.integer("r", 8),
+        alpha=keys.number("lora_alpha", 8, low=0.0),
+        targets=_targets(keys),
+        ranks=_pattern(keys, "rank_pattern", whole=True),
+        alphas=_pattern(keys, "alpha_pattern", whole=False),
+        root=keys.flag("use_rslora", False),
+    )
 
 
 def _targets(keys: Keys) -> tuple[str, ...] | None:

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn, TypeVar
 
-from dew.errors import InputRefused, nearest, shown
+from dew.errors import InputRefused, listed, nearest, shown
 
 LARGEST = 2**40
 _REQUIRED: Any = object()
+_T = TypeVar("_T")
+
+
+class ValueRefused(InputRefused):
+    """One value of a config, refused for itself and whatever the others are.
+
+    Args:
+        where: the file.
+        path: the keys that lead to the value, outermost first.
+        problem: the rest of the message.
+    """
+
+    def __init__(self, where: str, path: tuple[str, ...], problem: str):
+        super().__init__(f"{where}: {problem}")
+        self.path, self.problem = path, problem
 
 
 class Keys:
@@ -18,10 +33,13 @@ class Keys:
     A key whose value is null reads as if it were absent, as Hugging Face writes it.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "config.json", prefix: str = ""):
+    def __init__(
+        self, values: Mapping[str, Any], where: str = "config.json", path: tuple[str, ...] = ()
+    ):
         self.values = values
         self.where = where
-        self._prefix = prefix
+        self._path = path
+        self._prefix = "".join(f"{key}." for key in path)
         self._read: set[str] = set()
         self._sections: list[Keys] = []
 
@@ -79,7 +97,7 @@ class Keys:
         value = self._value(key, None)
         if value is not None and type(value) is not dict:
             self._refuse_type(key, value, "an object")
-        section = Keys(value or {}, self.where, f"{self._prefix}{key}.")
+        section = Keys(value or {}, self.where, (*self._path, key))
         self._sections.append(section)
         return section
 
@@ -93,9 +111,12 @@ class Keys:
             self.refuse(key, f"dew computes only {wanted}; use a checkpoint without it")
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """Raise `InputRefused` about the value of `key`."""
-        value = shown(self.values.get(key))
-        raise InputRefused(f"{self.where}: {self._prefix}{key} is {value}: {why}")
+        """Raise `ValueRefused` about the value of `key`, which no other value could mend."""
+        raise ValueRefused(self.where, (*self._path, key), self._problem(key, why))
+
+    def clash(self, key: str, why: str) -> NoReturn:
+        """Raise `InputRefused` about the value of `key`, which does not fit another one."""
+        raise InputRefused(f"{self.where}: {self._problem(key, why)}")
 
     def unread(self, harmless: Collection[str] = ()) -> list[str]:
         """Return the keys, those of sections too, that nobody read and `harmless` does not list.
@@ -121,8 +142,56 @@ class Keys:
             )
         return default
 
+    def _problem(self, key: str, why: str) -> str:
+        return f"{self._prefix}{key} is {shown(self.values.get(key))}: {why}"
+
     def _refuse_type(self, key: str, value: Any, wanted: str) -> NoReturn:
         self.refuse(key, f"expected {wanted}, found {type(value).__name__}")
+
+
+def read_all(values: Mapping[str, Any], where: str, read: Callable[[Keys], _T]) -> tuple[_T, Keys]:
+    """Return what `read` makes of a config, and its keys; every wrong value is in one refusal.
+
+    A value that was refused counts as absent while the rest is read.
+
+    Args:
+        values: the config.
+        where: the file, for messages.
+        read: reads the keys it wants.
+
+    Raises:
+        InputRefused: what `read` raised, or one error that lists all values it refused.
+    """
+    problems: list[ValueRefused] = []
+    while True:
+        keys = Keys(values, where)
+        try:
+            found = read(keys)
+        except ValueRefused as refused:
+            problems.append(refused)
+            values = _without(values, refused.path)
+            continue
+        except InputRefused as error:
+            # Beside a wrong value, one that does not fit it says nothing.
+            raise _together(where, problems) if problems else error from None
+        if problems:
+            raise _together(where, problems)
+        return found, keys
+
+
+def _together(where: str, problems: list[ValueRefused]) -> InputRefused:
+    """Return one refusal of all of them."""
+    if len(problems) == 1:
+        return problems[0]
+    heading = f"{where}: {len(problems)} values that dew cannot follow:"
+    return InputRefused(listed(heading, [refused.problem for refused in problems]))
+
+
+def _without(values: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    key, *rest = path
+    if rest:
+        return {**values, key: _without(values[key], tuple(rest))}
+    return {name: value for name, value in values.items() if name != key}
 
 
 def read_activation(keys: Keys, key: str, default: str) -> str:

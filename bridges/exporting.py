@@ -67,6 +67,13 @@ def export(
         raise InputRefused(f"dtype is {shown(dtype)}; expected one of {', '.join(DTYPES)}")
     if shard_bytes < 1:
         raise InputRefused(f"shard_bytes is {shown(shard_bytes)}; expected at least 1")
+    from bridges.torch.checkpoint import TracedBundle
+
+    if isinstance(bundle, TracedBundle):
+        from bridges.torch.exporting import export_traced
+
+        export_traced(bundle, directory, shard_bytes=shard_bytes, verify=verify)
+        return
     _refuse_adapter(bundle)
     family = family_of(bundle.config)
     content = _Content(family, bundle, dtype)
@@ -143,7 +150,7 @@ class _Content:
         if stored == own:
             return own
         tensors = out_of_tree(self.rows, self.bundle.variables["params"])
-        exact = all(_fits(array, stored[name]) for name, array in tensors)
+        exact = all(fits(array, stored[name]) for name, array in tensors)
         return stored if exact else own
 
     def _config(self) -> dict[str, Any]:
@@ -193,13 +200,13 @@ def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return `array` in another floating dtype; exact values keep every bit, NaN's too."""
     if array.dtype == dtype:
         return array
-    if array.dtype == np.float32 and dtype == ml_dtypes.bfloat16 and _fits(array, dtype):
+    if array.dtype == np.float32 and dtype == ml_dtypes.bfloat16 and fits(array, dtype):
         return (array.view(np.uint32) >> 16).astype(np.uint16).view(dtype)
     with np.errstate(over="ignore"):
         return array.astype(dtype)
 
 
-def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
+def fits(array: np.ndarray, dtype: np.dtype) -> bool:
     """Say whether every value of `array` is a value of `dtype`."""
     if array.dtype == dtype:
         return True

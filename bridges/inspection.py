@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bridges.files.json_file import read_json
+from bridges.files.regular_file import contained, optional
 from bridges.files.tensors import open_tensors
 from dew.errors import InputRefused, shown
 
@@ -76,9 +77,9 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
     if path.is_dir():
         files = _Files(
             path,
-            _read(path / "config.json"),
-            _read(path / "generation_config.json"),
-            _read(path / "tokenizer_config.json"),
+            _read(path, "config.json"),
+            _read(path, "generation_config.json"),
+            _read(path, "tokenizer_config.json"),
         )
         _model(files, found)
         _weights(path, found)
@@ -94,8 +95,9 @@ def inspect_checkpoint(path: str | Path) -> Inspection:
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    path = optional(folder, name)
+    return {} if path is None else read_json(path)
 
 
 def _model(files: _Files, found: Inspection) -> None:
@@ -105,7 +107,7 @@ def _model(files: _Files, found: Inspection) -> None:
     named = architectures if isinstance(architectures, list) else [architectures]
     found.facts["architecture"] = ", ".join(_said(name, "not said") for name in named)
     if files.has("adapter_config.json"):
-        adapter = read_json(files.folder / "adapter_config.json")
+        adapter = _read(files.folder, "adapter_config.json")
         found.facts["adapter"] = (
             f"{adapter.get('peft_type', '?')}, rank {adapter.get('r', '?')}, alpha "
             f"{adapter.get('lora_alpha', '?')}, on {shown(adapter.get('base_model_name_or_path'))}"
@@ -113,9 +115,9 @@ def _model(files: _Files, found: Inspection) -> None:
 
 
 def _weights(path: Path, found: Inspection) -> None:
-    adapter = path / "adapter_model.safetensors"
     try:
-        tensors = open_tensors(adapter if adapter.is_file() else path)
+        adapter = optional(path, "adapter_model.safetensors") if path.is_dir() else None
+        tensors = open_tensors(adapter or path)
     except InputRefused as error:
         found.warnings.append(str(error))
         return
@@ -218,7 +220,8 @@ def _chat(files: _Files, found: Inspection) -> None:
     new = "chat_template.jinja" if beside else "tokenizer_config.json"
     found.readings["chat template"] = (old if not (inside and beside) else new, new, new)
     if inside and beside:
-        text = (files.folder / "chat_template.jinja").read_bytes().decode("utf-8", "replace")
+        path = contained(files.folder, "chat_template.jinja")
+        text = path.read_bytes().decode("utf-8", "replace")
         if text.strip() != str(inside).strip():
             found.warnings.append(
                 "chat_template.jinja and tokenizer_config.json hold different chat templates; "
@@ -255,7 +258,7 @@ def _content(token: Any) -> str | None:
 def _token_id(files: _Files, text: str | None) -> int | None:
     if text is None or not files.has("tokenizer.json"):
         return None
-    added = read_json(files.folder / "tokenizer.json").get("added_tokens")
+    added = _read(files.folder, "tokenizer.json").get("added_tokens")
     for token in added if isinstance(added, list) else []:
         if isinstance(token, Mapping) and token.get("content") == text:
             return token.get("id")

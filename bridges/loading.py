@@ -11,10 +11,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from bridges.config import Keys
-from bridges.family import HARMLESS, Family, family_of
+from bridges.config import Keys, read_all
+from bridges.family import FAMILIES, HARMLESS, Family, family_of
 from bridges.files.json_file import read_json
-from bridges.files.regular_file import contained, shown_path
+from bridges.files.regular_file import contained, optional, shown_path
 from bridges.files.tensors import open_tensors
 from bridges.hub import resolve
 from bridges.names import StoredLayout, TableTensors, cut_padding, settle_head, table_tensors
@@ -24,6 +24,7 @@ from dew.inference.bundle import Bundle
 from dew.placement import Layout, MeshSpec, Placement
 
 DTYPES = ("float32", "bfloat16", "float16")
+TRACED = ("auto", "always", "never")
 
 
 def load(
@@ -35,6 +36,7 @@ def load(
     mesh: MeshSpec | None = None,
     layout: Layout = Layout(),  # noqa: B008 (frozen)
     strict: bool = False,
+    traced: str = "auto",
 ) -> Bundle:
     """Load a checkpoint of PyTorch's world.
 
@@ -54,6 +56,8 @@ def load(
         layout: which axes of the parameters the mesh cuts.
         strict: refuse a config key that is neither read nor known to be harmless, instead of one
             warning that names them all.
+        traced: "auto" traces transformers' own class, through torch, for a model type without a
+            native family; "always" does so for every type, "never" refuses such types.
 
     Returns:
         The bundle.
@@ -67,6 +71,20 @@ def load(
     compute, storage = _dtype("dtype", dtype), _dtype("param_dtype", param_dtype)
     path = resolve(source, revision)
     config, open_weights, read_processor = _opened(path)
+    own = compute if param_dtype is None else storage
+    if path.is_dir() and _is_traced(traced, config, own):
+        if mesh is not None:
+            raise InputRefused("mesh: a traced model is loaded whole; place it with the Trainer's")
+        from bridges.torch.checkpoint import load_traced
+
+        return load_traced(
+            path,
+            config,
+            source=os.fspath(source),
+            processor=read_processor(),
+            generation_config=_generation_config(path),
+            dtype=own,
+        )
     where = shown_path(path / "config.json" if path.is_dir() else path)
     family, model = _model(config, where, strict)
     model = model.clone(dtype=compute, param_dtype=storage)
@@ -92,6 +110,25 @@ def load(
         source=os.fspath(source),
         stored=stored,
     )
+
+
+def _is_traced(traced: str, config: Mapping[str, Any], dtype: str) -> bool:
+    """Tell whether a checkpoint goes by tracing, and say so in one line where nobody asked."""
+    if traced not in TRACED:
+        raise InputRefused(f"traced is {shown(traced)}; expected one of {', '.join(TRACED)}")
+    name = config.get("model_type")
+    if traced == "never" or not isinstance(name, str):
+        return False
+    if traced == "always":
+        return True
+    if name in FAMILIES:
+        return False
+    from bridges.torch.checkpoint import is_traceable
+
+    if is_traceable(config, dtype):
+        warnings.warn(f"{name} has no native family: it is traced from transformers", stacklevel=3)
+        return True
+    return False
 
 
 def read_model(config: Mapping[str, Any], where: str = "config.json", *, strict: bool = False):
@@ -152,20 +189,23 @@ def _gguf_path(path: Path) -> Path:
             f"{shown_path(path)}: no config.json. Expected a Hugging Face folder (config.json, "
             "model.safetensors, tokenizer.json) or a folder with one .gguf file."
         )
-    return ggufs[0]
+    return contained(path, ggufs[0].name)
 
 
 def _model(config: dict[str, Any], where: str, strict: bool) -> tuple[Family, Any]:
     """Return family and model of a config, and deal with the keys that nobody read."""
     family = family_of(config, where)
-    keys = Keys(config, where)
-    keys.only("quantization_config")
-    keys.only("is_encoder_decoder", False)
-    keys.only("add_cross_attention", False)
-    keys.only("chunk_size_feed_forward", 0)
-    keys.only("pruned_heads", {})
-    keys.only("cross_attention_hidden_size")
-    model = family.model(keys)
+
+    def read(keys: Keys) -> Any:
+        keys.only("quantization_config")
+        keys.only("is_encoder_decoder", False)
+        keys.only("add_cross_attention", False)
+        keys.only("chunk_size_feed_forward", 0)
+        keys.only("pruned_heads", {})
+        keys.only("cross_attention_hidden_size")
+        return family.model(keys)
+
+    model, keys = read_all(config, where, read)
     unread = keys.unread(HARMLESS | family.harmless)
     if unread:
         message = listed(
@@ -214,6 +254,5 @@ def _check_tokens(processor: Any, model: Any, where: str) -> None:
 
 
 def _generation_config(path: Path) -> dict[str, Any]:
-    if path.is_dir() and os.path.lexists(path / "generation_config.json"):
-        return read_json(contained(path, "generation_config.json"))
-    return {}
+    found = optional(path, "generation_config.json") if path.is_dir() else None
+    return {} if found is None else read_json(found)

@@ -18,9 +18,17 @@ if TYPE_CHECKING:
     from dew.inference.tasks import pipeline
     from dew.inputs import Field, InputSpec
     from dew.objectives.base import Aux, EMASpec, Objective, Ratio, Step
-    from dew.registry import datasets, metrics, models
-    from dew.tracking import LocalTracker, Tracker, Trackers
-    from dew.training import Layout, MeshSpec, Trainer, TrainState
+    from dew.registry import datasets, encoders, metrics, models
+    from dew.telemetry.profile import profile
+    from dew.tracking import (
+        LocalTracker,
+        MLflowTracker,
+        TensorBoardTracker,
+        Tracker,
+        Trackers,
+        WandbTracker,
+    )
+    from dew.training import Layout, MeshSpec, ProfileWindow, Trainer, TrainState
 
 _EXPORTS = {
     "Aux": "dew.objectives.base",
@@ -36,11 +44,14 @@ _EXPORTS = {
     "InputSpec": "dew.inputs",
     "Layout": "dew.training",
     "LocalTracker": "dew.tracking",
+    "MLflowTracker": "dew.tracking",
     "MeshSpec": "dew.training",
     "Objective": "dew.objectives.base",
+    "ProfileWindow": "dew.training",
     "Ratio": "dew.objectives.base",
     "Representations": "dew.artifacts",
     "Step": "dew.objectives.base",
+    "TensorBoardTracker": "dew.tracking",
     "TextSamples": "dew.artifacts",
     "TokenScores": "dew.artifacts",
     "Tracker": "dew.tracking",
@@ -48,11 +59,14 @@ _EXPORTS = {
     "TrainState": "dew.training",
     "Trainer": "dew.training",
     "VideoGrid": "dew.artifacts",
+    "WandbTracker": "dew.tracking",
     "datasets": "dew.registry",
+    "encoders": "dew.registry",
     "evaluate": "dew.evaluation.run",
     "metrics": "dew.registry",
     "models": "dew.registry",
     "pipeline": "dew.inference.tasks",
+    "profile": "dew.telemetry.profile",
 }
 
 __all__ = [
@@ -69,11 +83,14 @@ __all__ = [
     "InputSpec",
     "Layout",
     "LocalTracker",
+    "MLflowTracker",
     "MeshSpec",
     "Objective",
+    "ProfileWindow",
     "Ratio",
     "Representations",
     "Step",
+    "TensorBoardTracker",
     "TextSamples",
     "TokenScores",
     "Tracker",
@@ -81,11 +98,14 @@ __all__ = [
     "TrainState",
     "Trainer",
     "VideoGrid",
+    "WandbTracker",
     "datasets",
+    "encoders",
     "evaluate",
     "metrics",
     "models",
     "pipeline",
+    "profile",
 ]
 
 

@@ -31,10 +31,12 @@ class InputSpec:
     Args:
         sample: the field that is learned.
         mask: the field that says which of its parts are real, or None.
+        others: what else a batch must hold.
     """
 
     sample: Field
     mask: Field | None = None
+    others: tuple[Field, ...] = ()
 
     def check(self, batch: Mapping[str, Any]) -> None:
         """Refuse a batch that lacks a field or holds one of another shape.
@@ -43,7 +45,7 @@ class InputSpec:
             InputRefused: all differences at once, with the fields that are there.
         """
         problems = []
-        for field in (self.sample, self.mask):
+        for field in (self.sample, self.mask, *self.others):
             if field is None:
                 continue
             if field.key not in batch:

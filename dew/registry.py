@@ -1,4 +1,4 @@
-"""Names to classes, found on first use: models, objectives, datasets, metrics."""
+"""Names to classes, found on first use: models, objectives, datasets, encoders, metrics."""
 
 from __future__ import annotations
 
@@ -70,11 +70,43 @@ class Registry:
 
 models = Registry(
     "model",
-    {"causal_transformer": "dew.nn.backbones.causal_transformer:CausalTransformer"},
+    {
+        "causal_transformer": "dew.nn.backbones.causal_transformer:CausalTransformer",
+        "masked_transformer": "dew.nn.backbones.masked_transformer:MaskedTransformer",
+        "vision_transformer": "dew.nn.backbones.vision_transformer:VisionTransformer",
+    },
 )
 objectives = Registry(
     "objective",
-    {"lm": "dew.objectives.lm:LMObjective", "lm_lora": "dew.objectives.lm:LoRAObjective"},
+    {
+        "dpo": "dew.objectives.preference:DPOObjective",
+        "grpo": "dew.objectives.grpo:GRPOObjective",
+        "jepa": "dew.objectives.jepa:JepaObjective",
+        "lm": "dew.objectives.lm:LMObjective",
+        "lm_lora": "dew.objectives.lm:LoRAObjective",
+        "masked_diffusion": "dew.objectives.masked_diffusion:MaskedDiffusionObjective",
+        "supervised": "dew.objectives.supervised:Supervised",
+    },
 )
 datasets = Registry("dataset", {"token_windows": "dew.data.windows:TokenWindows"})
-metrics = Registry("metric", {"perplexity": "dew.evaluation.perplexity:Perplexity"})
+encoders = Registry(
+    "encoder",
+    {
+        "clip": "dew.nn.clip:ClipEncoder",
+        "inception": "dew.nn.inception:InceptionEncoder",
+    },
+)
+metrics = Registry(
+    "metric",
+    {
+        "accuracy": "dew.evaluation.accuracy:Accuracy",
+        "clip": "dew.evaluation.clip_score:ClipScore",
+        "fid": "dew.evaluation.frechet:FrechetDistance",
+        "knn_probe": "dew.evaluation.probes:NeighbourProbe",
+        "linear_probe": "dew.evaluation.probes:LinearProbe",
+        "lpips": "dew.evaluation.perceptual:PerceptualDistance",
+        "perplexity": "dew.evaluation.perplexity:Perplexity",
+        "psnr": "dew.evaluation.image_quality:SignalToNoise",
+        "ssim": "dew.evaluation.image_quality:StructuralSimilarity",
+    },
+)

@@ -171,11 +171,43 @@ def gguf(
 LLAMA = ("general.architecture", 8, string("llama"))
 
 
-def torch_zip(folder: Path, pickled: bytes) -> None:
-    """Write pickle bytes in the zip layout of torch.save."""
+def torch_zip(folder: Path, pickled: bytes, entries: Mapping[str, bytes] = {}) -> None:
+    """Write pickle bytes, and further entries by full name, in the zip layout of torch.save."""
     with zipfile.ZipFile(folder / "pytorch_model.bin", "w") as archive:
         archive.writestr("archive/data.pkl", pickled)
         archive.writestr("archive/version", "3\n")
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+def zip_bomb(folder: Path, mebibytes: int) -> None:
+    """Write torch's zip layout with a compressed pickle of so many MiB of zeros."""
+    path = folder / "pytorch_model.bin"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("archive/version", "3\n")
+        with archive.open("archive/data.pkl", "w", force_zip64=True) as entry:
+            for _ in range(mebibytes):
+                entry.write(bytes(2**20))
+
+
+def pickled_view(shape: int, stored: int) -> bytes:
+    """Return torch's pickle of a float32 tensor [shape] over a storage of `stored` elements."""
+    text = b"X%s%s"
+    parts = [
+        b"\x80\x02}",  # protocol 2, an empty dict
+        text % (struct.pack("<I", 1), b"w"),
+        b"ctorch._utils\n_rebuild_tensor_v2\n((",
+        text % (struct.pack("<I", 7), b"storage"),
+        b"ctorch\nFloatStorage\n",
+        text % (struct.pack("<I", 1), b"0"),
+        text % (struct.pack("<I", 3), b"cpu"),
+        b"J" + struct.pack("<i", stored),
+        b"tQ",  # the storage, by its persistent id
+        b"K\x00J" + struct.pack("<i", shape) + b"\x85K\x01\x85\x89",  # offset, size, stride
+        b"ccollections\nOrderedDict\n)R",  # no hooks
+        b"tRs.",
+    ]
+    return b"".join(parts)
 
 
 def pickled_payload() -> bytes:

@@ -81,6 +81,31 @@ def act_run(path: Path, payload: Any) -> Any:
     return {name: str(value) for name, value in settings.values.items()}
 
 
+def act_image(folder: Path, payload: Any) -> Any:
+    """Read the image of a folder."""
+    from dew.data.images import read_image
+
+    return hashlib.sha256(read_image(folder / "x.png").tobytes()).hexdigest()
+
+
+def act_train(path: Path, payload: Any) -> Any:
+    """Read the configuration of `dew train` from a file, or from the `train.yaml` of a folder."""
+    from dew.cli.options import parse
+    from dew.cli.run_config import configured
+    from dew.cli.train import COMMAND
+
+    file = path / "train.yaml" if path.is_dir() else path
+    return configured(parse(COMMAND, [str(file)])).to_dict()
+
+
+def act_sweep(path: Path, payload: Any) -> Any:
+    """Read the space of `dew sweep` from a file, or from the `sweep.json` of a folder."""
+    from dew.cli.sweep import space_of, trials_of
+
+    file = path / "sweep.json" if path.is_dir() else path
+    return trials_of(*space_of([str(file)], None), None)
+
+
 def act_misbehave(folder: Path, fault: Any) -> Any:
     """Do what no action may do, and refuse: for the tests of the oracle itself."""
     import socket
@@ -116,6 +141,9 @@ ACTIONS: dict[str, Callable[[Path, Any], Any]] = {
     "tokenize": act_tokenize,
     "template": act_template,
     "run": act_run,
+    "train": act_train,
+    "sweep": act_sweep,
+    "image": act_image,
     "misbehave": act_misbehave,
 }
 """Name to what a case does with its folder and payload; later rows add their own here."""

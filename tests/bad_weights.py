@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pathlib
 import pickle
 import struct
 import zipfile
@@ -147,6 +148,12 @@ def linked(folder):
     os.symlink("../outside/s.safetensors", folder / SHARD)
 
 
+def linked_gguf(folder):
+    """A lone GGUF file that is a link out of the folder."""
+    path = files.write(folder.parent, "outside/a.gguf", files.gguf([files.LLAMA]))
+    os.symlink(os.path.relpath(path, folder), folder / "a.gguf")
+
+
 def cut_index(folder):
     """An index cut off."""
     tensors = files.gpt2_tensors()
@@ -181,6 +188,7 @@ SHARDS = [
     ),
     Case("BP016", absolute, (files.INDEX, r"abs\.safetensors", "plain")),
     Case("BP017", linked, (SHARD, "link", "outside the folder")),
+    Case("BP017-gguf", linked_gguf, (r"a\.gguf", "link", "outside the folder")),
     Case("BP018", cut_index, (rf"{files.INDEX}:1:\d+",)),
     Case(
         "BP019",
@@ -207,6 +215,9 @@ def pickled(content):
 
 # Pickled weights are refused unread for now, whatever they hold: the words are the same.
 NO_PICKLE = (r"pytorch_model\.bin", "never unpickles", "safetensors or GGUF")
+# An unknown class, where a reader might try again without its guard, and then the payload.
+UNKNOWN_FIRST = pickle.dumps([pathlib.PurePosixPath("x"), files.Payload()], protocol=2)
+TOO_LARGE_A_VIEW = files.pickled_view(1000, stored=4), {"archive/data/0": bytes(16)}
 PICKLES = [
     Case(
         "BP033",
@@ -214,6 +225,7 @@ PICKLES = [
         NO_PICKLE,
     ),
     Case("BP034", pickled(lambda f: files.torch_zip(f, files.pickled_payload())), NO_PICKLE),
+    Case("BP035", pickled(lambda f: files.torch_zip(f, UNKNOWN_FIRST)), NO_PICKLE),
     Case(
         "BP036",
         pickled(
@@ -221,6 +233,13 @@ PICKLES = [
                 f, pickle.dumps(files.Payload(), protocol=2)[:-1] + b"\xff garbage"
             )
         ),
+        NO_PICKLE,
+    ),
+    Case("BP037", pickled(lambda f: files.zip_bomb(f, 256)), NO_PICKLE, memory=32.0, seconds=1.0),
+    Case("BP038", pickled(lambda f: files.torch_zip(f, *TOO_LARGE_A_VIEW)), NO_PICKLE),
+    Case(
+        "BP039",
+        pickled(lambda f: files.torch_zip(f, pickle.dumps({}), {"../../evil.txt": b"x"})),
         NO_PICKLE,
     ),
 ]

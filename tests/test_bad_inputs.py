@@ -8,12 +8,14 @@ new case needs.
 from __future__ import annotations
 
 import bad_files as files
+import bad_images
+import bad_runs
 import bad_texts
 import bad_weights
 import pytest
 from bad_inputs import Case, Oracle
 
-CASES = [*bad_weights.ROWS, *bad_texts.ROWS]
+CASES = [*bad_weights.ROWS, *bad_texts.ROWS, *bad_runs.ROWS, *bad_images.ROWS]
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,9 @@ def oracle(tmp_path_factory):
     files.write(healthy, "tokenizer.json", files.tokenizer())
     files.write(healthy, "tokenizer_config.json", {"chat_template": "{{ messages[0]['content'] }}"})
     files.write(healthy, "run.yaml", {"max_steps": 3})
+    for name, content in bad_runs.HEALTHY.items():
+        files.write(healthy, name, content)
+    bad_images.healthy(healthy)
     server = Oracle(healthy)
     yield server
     server.close()

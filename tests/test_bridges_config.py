@@ -49,6 +49,22 @@ def test_a_config_value_that_cannot_be_followed_is_refused(changes, message):
     assert "\n" not in str(refusal.value)
 
 
+def test_every_value_that_cannot_be_followed_is_named_at_once():
+    rope = {"rope_type": "linear", "factor": "2", "rope_theta": True}
+    with pytest.raises(InputRefused) as refusal:
+        read_model(
+            llama_config(hidden_size="32", hidden_act="sillu", pretraining_tp=2, rope_scaling=rope)
+        )
+    heading, *lines = str(refusal.value).splitlines()
+    assert heading == "config.json: 5 values that dew cannot follow:"
+    found = sorted(line.split()[0] for line in lines)
+    # Nothing is said of sizes that no longer fit once a wrong one is left out.
+    assert found == [
+        *("hidden_act", "hidden_size", "pretraining_tp"),
+        *("rope_scaling.factor", "rope_scaling.rope_theta"),
+    ]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -274,6 +274,7 @@ def test_a_gguf_export_holds_its_dequantised_values(smollm2_gguf, tmp_path):
 @pytest.mark.torch
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_transformers_loads_an_export_whole(family, tmp_path):
+    # CASES P064: every family's export goes through transformers here.
     import torch
     from transformers import AutoModelForCausalLM
 

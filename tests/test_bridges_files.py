@@ -190,7 +190,7 @@ def test_a_hub_cache_entry_reads_through_its_links(tmp_path):
 
 
 def test_pickled_weights_are_refused_unread(tmp_path):
-    """Cases P007 and P008: nothing is unpickled; the message says which formats are read."""
+    """Cases P007 to P009: nothing is unpickled, whichever torch is there; formats are named."""
     files.write(tmp_path, "pytorch_model.bin", files.pickled_payload())
     for path in (tmp_path, tmp_path / "pytorch_model.bin"):
         with pytest.raises(InputRefused, match=r"never unpickles\. Expected safetensors or GGUF"):

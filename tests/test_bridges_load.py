@@ -141,6 +141,7 @@ def test_a_stored_copy_of_the_tied_head_is_one_leaf(tied, tmp_path):
 
 @pytest.mark.torch
 def test_a_stored_head_that_differs_wins_over_tying(tmp_path):
+    # CASES P015: tensors that are there win, and only what is absent is tied.
     # transformers 5 keeps both when both are stored with different values: the oracle.
     import torch
     from transformers import AutoModelForCausalLM

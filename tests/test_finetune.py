@@ -161,9 +161,45 @@ def test_accumulation_counts_updates_and_equals_the_larger_batch(model, data, tm
     state = json.loads((parts / "trainer_state.json").read_text())
     assert state["global_step"] == 2
     assert [record["step"] for record in state["log_history"]] == [1, 2]
+    assert checkpoints(parts) == ["checkpoint-2"]
     for name, ours in weights(whole).items():
         # Same sums in another order: Adam divides by small numbers, so a few 1e-5 of 2e-2 moved.
         np.testing.assert_allclose(ours, weights(parts)[name], atol=2e-5, err_msg=name)
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+def test_every_number_of_an_accumulating_run_counts_updates(
+    model, data, held_out, tmp_path, capsys
+):
+    # As Hugging Face's trainer counts: three microbatches are one update.
+    flags = ("--gradient_accumulation_steps", 3, "--lr_scheduler_type", "constant")
+    flags += ("--logging_steps", 1, "--save_steps", 2, "--no-quiet")
+    flags += ("--eval_data", held_out, "--eval_strategy", "steps", "--eval_steps", 2)
+    straight, parts = tmp_path / "straight", tmp_path / "parts"
+    assert finetune(model, data, straight, *flags, steps=3) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r"step (\d+)/(\d+)  loss", printed) == [("1", "3"), ("2", "3"), ("3", "3")]
+    assert checkpoints(straight) == ["checkpoint-2", "checkpoint-3"]
+    for number in (2, 3):
+        state = json.loads((straight / f"checkpoint-{number}/trainer_state.json").read_text())
+        assert (state["global_step"], state["max_steps"]) == (number, 3)
+        # Two rows a microbatch.
+        assert state["epoch"] == pytest.approx(number * 3 * 2 / rows_of(straight), abs=1e-3)
+    history = json.loads((straight / "trainer_state.json").read_text())["log_history"]
+    assert [record["step"] for record in history if "eval_loss" in record] == [2, 3]
+
+    assert finetune(model, data, parts, *flags, steps=2) == 0
+    assert finetune(model, data, parts, *flags, steps=3) == 0
+    assert "going on from checkpoint-2 of 3" in capsys.readouterr().out
+    assert_equal_weights(straight, parts)
+
+
+def rows_of(run: Path) -> int:
+    """Return the training rows that a run packed its documents into."""
+    return json.loads((run / "training_args.json").read_text())["dew"]["data"]["rows"]
 
 
 def test_epochs_are_counted_over_the_rows(model, data, tmp_path, capsys):
@@ -246,7 +282,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     # A limit on file sizes fails in the middle of a write, as a full disk does.
     import resource
 
-    from bridges.finetune.run_folder import write_atomic
+    from dew.config.durable import write_atomic
 
     path = tmp_path / "results.json"
     write_atomic(path, "old")

@@ -6,7 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from bridges.finetune.optimizer import AdamW, clip_as_torch, decayed, learning_rate
+from bridges.finetune.optimizer import AdamW
+from dew.training.optimizers import clip_as_torch, decayed
+from dew.training.schedules import learning_rate
 
 
 def rates(schedule: str, warmup: float, total: int) -> list[float]:

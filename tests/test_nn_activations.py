@@ -14,6 +14,7 @@ RANGE = np.linspace(-6, 6, 2001, dtype=np.float32)
 @pytest.mark.torch
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_each_name_is_the_function_transformers_calls_so(name):
+    # CASES P027.
     import torch
     from transformers.activations import ACT2FN
 

@@ -90,7 +90,7 @@ def test_remat_changes_memory_and_no_gradient(model_and_variables):
 
 
 def test_query_head_i_reads_key_head_i_over_group():
-    # Written out head by head in float64.
+    # CASES P026, written out head by head in float64.
     generator = np.random.default_rng(1)
     query = generator.normal(size=(1, 3, 4, 8))
     key, value = generator.normal(size=(2, 1, 3, 2, 8))
@@ -105,6 +105,7 @@ def test_query_head_i_reads_key_head_i_over_group():
 
 
 def test_a_row_that_sees_nothing_is_finite_with_finite_gradients():
+    # CASES P042.
     query = jnp.ones((1, 2, 1, 4))
     mask = jnp.asarray([[[[True, False], [False, False]]]])
 

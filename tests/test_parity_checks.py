@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parity import tiny
-from parity.check import Verdict, judge
+from parity.check import Finding, Verdict, judge
 from parity.running import load_check
 from parity.subject import Subject, load_subject
 
@@ -168,6 +168,32 @@ def test_a_value_that_is_no_number_fails_the_weights(
     assert "model.norm.weight holds NaN" in verdict.reason
     assert not judged("logits", subject).passed
     assert not judged("perplexity", subject).passed
+
+
+class Precision:
+    """A check that asks at which precision its two sides run."""
+
+    name = "precision"
+    tolerance = "equal"
+
+    def inputs(self, subject, seed):
+        return None
+
+    def ours(self, subject, inputs):
+        square = jax.ShapeDtypeStruct((4, 4), "float32")
+        return jax.jit(lambda x: x @ x).lower(square).as_text()
+
+    def reference(self, subject, inputs):
+        return "precision = [HIGHEST, HIGHEST]"
+
+    def compare(self, ours, reference):
+        return Finding(reference in ours, {"program": ours})
+
+
+def test_products_run_at_the_highest_precision(subjects: dict[str, Subject]) -> None:
+    # CASES P041: accelerators round the operands of a float32 product unless they are told not to.
+    verdict = judge(Precision(), subjects["gpt2"], seed=0)
+    assert verdict.passed, verdict
 
 
 def test_a_crash_of_one_side_is_a_verdict_that_says_which(subjects: dict[str, Subject]) -> None:

@@ -47,6 +47,16 @@ def test_the_rule_fails_on_nan_and_on_an_error_where_torch_has_none() -> None:
     assert judged([deviation("t", ONE, ONE, ONE, scale=0.0)]).passed
 
 
+def test_the_largest_error_is_told_and_does_not_judge() -> None:
+    """Closed form: one value of 10,000 off by 4e-3 where torch's are all off by 1e-3."""
+    many = np.ones(10_000)
+    ours = many.copy()
+    ours[7] += 4e-3
+    finding = judged([deviation("t", ours, many + 1e-3, many, scale=0.0)])
+    assert finding.passed
+    assert finding.figures["by_largest_error"] == pytest.approx(2.0)
+
+
 def test_shapes_that_differ_are_named() -> None:
     with pytest.raises(ValueError, match=r"t: dew gives shape \(3,\), torch \(4,\)"):
         deviation("t", ONE[:3], ONE, ONE, scale=1.0)

@@ -34,9 +34,9 @@ def run(settings: Settings) -> int:
     import bridges
     from bridges.finetune.backend import choose_backend
     from bridges.finetune.data import row_length
-    from bridges.finetune.run_folder import write_json
     from bridges.finetune.scores import scored
     from dew.cli.source import model_of
+    from dew.config.durable import write_json
     from dew.data import finite_batches
     from dew.objectives.lm import LMObjective
 

@@ -20,7 +20,7 @@ def model(keys: Keys) -> CausalTransformer:
     """Return the model that a GPT-2 config describes; defaults are `GPT2Config`'s."""
     hidden, heads = keys.integer("n_embd", 768), keys.integer("n_head", 12)
     if hidden % heads:
-        keys.refuse("n_embd", f"not divisible by n_head {heads}")
+        keys.clash("n_embd", f"not divisible by n_head {heads}")
     keys.only("scale_attn_weights", True)
     keys.only("scale_attn_by_inverse_layer_idx", False)
     # Upcasting changes half precision only, and dew's softmax is always float32.

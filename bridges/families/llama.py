@@ -18,12 +18,12 @@ def model(keys: Keys) -> CausalTransformer:
     kv_heads = keys.integer("num_key_value_heads", heads)
     size = keys.integer("head_dim", None)
     if size is None and hidden % heads:
-        keys.refuse("hidden_size", f"not divisible by num_attention_heads {heads}")
+        keys.clash("hidden_size", f"not divisible by num_attention_heads {heads}")
     if heads % kv_heads:
-        keys.refuse("num_key_value_heads", f"does not divide num_attention_heads {heads}")
+        keys.clash("num_key_value_heads", f"does not divide num_attention_heads {heads}")
     size = size or hidden // heads
     if size % 2:
-        keys.refuse("head_dim", f"rotary positions need an even head size, found {size}")
+        keys.clash("head_dim", f"rotary positions need an even head size, found {size}")
     keys.only("pretraining_tp", 1)
     keys.only("rope_interleaved", False)
     keys.only("sliding_window")

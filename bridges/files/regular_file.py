@@ -95,6 +95,19 @@ def contained(folder: str | os.PathLike[str], name: str) -> Path:
     return path
 
 
+def optional(folder: str | os.PathLike[str], name: str) -> Path | None:
+    """Return `contained(folder, name)`, or None where nothing bears the name.
+
+    Args:
+        folder: the folder that was handed over.
+        name: a plain file name.
+
+    Raises:
+        InputRefused: see `contained`.
+    """
+    return contained(folder, name) if os.path.lexists(Path(folder) / name) else None
+
+
 def _is_plain(name: str) -> bool:
     """Say whether `name` can only name a file right inside a folder."""
     if not isinstance(name, str) or name in ("", ".", ".."):

@@ -7,8 +7,8 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from bridges.finetune.parts import Parts
-from bridges.finetune.run_folder import write_json
 from dew.artifacts.coordination import pooled
+from dew.config.durable import write_json
 
 GROUP = "dew.certify"
 

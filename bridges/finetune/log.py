@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bridges.finetune.plan import Plan
+from bridges.finetune.progress import in_updates
 
 # The trainer's names to Hugging Face's.
 _NAMES = {
@@ -25,27 +26,25 @@ class RunLog:
 
     Args:
         path: `log.jsonl`, or the null device. Records of a run that was killed after
-            `microbatches` are dropped, for they will be written again.
+            `updates` are dropped, for they will be written again.
         plan: the sizes of the run.
-        microbatches: where the run goes on.
+        updates: where the run goes on.
         tokens: the targets counted after so many microbatches; None logs none.
         lines: where to print each record as JSON too; None prints none.
     """
+
+    on_disk = True  # so that its calls need no watch
 
     def __init__(
         self,
         path: Path,
         plan: Plan,
         *,
-        microbatches: int = 0,
+        updates: int = 0,
         tokens: Callable[[int], int] | None = None,
         lines: TextIO | None = None,
     ):
-        self.history = [
-            record
-            for record in read_log(path)
-            if record.get("step", 0) * plan.accumulation <= microbatches
-        ]
+        self.history = [record for record in read_log(path) if record.get("step", 0) <= updates]
         if path != Path(os.devnull):
             text = "".join(json.dumps(record) + "\n" for record in self.history)
             aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -58,7 +57,7 @@ class RunLog:
         """Write the scalars of microbatch `step`."""
         record: dict[str, Any] = {"step": step // self._plan.accumulation}
         record["epoch"] = self._plan.epoch(step)
-        for name, value in scalars.items():
+        for name, value in in_updates(scalars, self._plan.accumulation).items():
             if not name.startswith("evaluation/"):
                 record[_renamed(name)] = _number(value)
         if "loss" in record and self._tokens is not None:

@@ -17,10 +17,10 @@ from bridges.finetune.run_folder import (
     check_same_run,
     finished_updates,
     locked,
-    write_atomic,
 )
 from bridges.finetune.settings import FREE, settings_yaml
 from dew.cli.command import Settings, check_name
+from dew.config.durable import write_atomic
 from dew.errors import InputRefused
 
 

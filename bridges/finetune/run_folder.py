@@ -23,31 +23,6 @@ HIDDEN = ".dew"
 LOCK = "lock"
 
 
-def write_atomic(path: Path, data: str | bytes) -> None:
-    """Write a file aside, flush it to the disk and rename it: the old one or the new one, whole."""
-    data = data.encode() if isinstance(data, str) else data
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically; a NaN is an error rather than an unreadable file."""
-    write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
 @contextlib.contextmanager
 def locked(folder: Path, run: str) -> Iterator[None]:
     """Hold the run's lock: a second run on the folder is refused, a stale lock named and taken.

@@ -14,30 +14,33 @@ from bridges.finetune.certify import certified
 from bridges.finetune.log import RunLog, write_loss_plot
 from bridges.finetune.model_card import model_card, versions
 from bridges.finetune.parts import Parts
+from bridges.finetune.progress import UpdateProgress
 from bridges.finetune.run_checkpoints import RunCheckpoints
-from bridges.finetune.run_folder import LOG, STATE, write_atomic, write_json
+from bridges.finetune.run_folder import LOG, STATE
 from bridges.finetune.scores import scored
 from bridges.finetune.settings import settings_yaml
 from bridges.finetune.tokens import token_counter
 from dew.artifacts import agreed, broadcast_from_process_zero, collective_host
 from dew.artifacts.coordination import pooled, rank
+from dew.config.durable import write_atomic, write_json
 
 
 def train(parts: Parts) -> int:
     """Train to the end, evaluate, export and describe; return the exit status."""
     settings, plan = parts.settings, parts.plan
     checkpoints = _checkpoints(parts)
-    start = 0 if checkpoints is None else checkpoints.latest or 0
+    latest = None if checkpoints is None else checkpoints.latest
+    start = latest or 0
     lines = sys.stdout if settings["log_format"] == "json" and not settings["quiet"] else None
     tokens = token_counter(parts.data.rows, seed=settings["seed"], batch=plan.rows)
     path = Path(os.devnull) if rank() else parts.folder / LOG
-    log = RunLog(path, plan, microbatches=start, tokens=tokens, lines=lines)
+    log = RunLog(path, plan, updates=start, tokens=tokens, lines=lines)
     if checkpoints is not None:
-        checkpoints.describe = lambda step, folder: _write_state(parts, log, step, folder)
-    if start:
-        print(f"going on from checkpoint-{start} of {plan.microbatches}", flush=True)
+        checkpoints.describe = lambda done, folder: _write_state(parts, log, done, folder)
+    if latest is not None:
+        print(f"going on from checkpoint-{start} of {plan.updates}", flush=True)
     try:
-        before = _before(parts, log) if start == 0 else log.evaluated(0)
+        before = _before(parts, log) if latest is None else log.evaluated(0)
         began = time.perf_counter()
         state = _fit(parts, checkpoints, log)
         seconds = time.perf_counter() - began
@@ -60,6 +63,7 @@ def _checkpoints(parts: Parts) -> RunCheckpoints | None:
         str(parts.folder),
         keep=parts.settings["save_total_limit"],
         write=lambda params, folder: parts.method.write(parts.bundle, params, folder),
+        accumulation=parts.plan.accumulation,
     )
 
 
@@ -67,9 +71,11 @@ def _fit(parts: Parts, checkpoints: RunCheckpoints | None, log: RunLog) -> Any:
     import jax
 
     from dew import Trainer, metrics
-    from dew.training.progress import Silent
+    from dew.training.progress import Silent, default_progress
 
     settings, plan = parts.settings, parts.plan
+    hidden = settings["quiet"] or settings["log_format"] == "json"
+    shown = UpdateProgress(default_progress(), plan.accumulation)
     trainer = Trainer(
         parts.objective,
         parts.optimizer.transform(),
@@ -87,7 +93,7 @@ def _fit(parts: Parts, checkpoints: RunCheckpoints | None, log: RunLog) -> Any:
         checkpoint_every=None if checkpoints is None else plan.save_every,
         metrics=(metrics.perplexity(),),
         variables=parts.bundle.variables,
-        progress=Silent() if settings["quiet"] or settings["log_format"] == "json" else None,
+        progress=Silent() if hidden else shown,
     )
 
 
@@ -119,14 +125,15 @@ def _after(parts: Parts, log: RunLog, state: Any) -> dict[str, Any]:
 
 
 def _results(parts: Parts, log: RunLog, state: Any, seconds: float, start: int) -> dict[str, Any]:
-    done = int(state.step) - start
+    done = int(state.updates) - start
+    samples = done * parts.plan.accumulation * parts.plan.rows
     losses = log.losses()
     return {
         "epoch": _epoch(parts, state),
         **({"train_loss": sum(losses) / len(losses)} if losses else {}),
         "train_runtime": round(seconds, 4),
-        "train_samples_per_second": round(done * parts.plan.rows / seconds, 4),
-        "train_steps_per_second": round(done / parts.plan.accumulation / seconds, 4),
+        "train_samples_per_second": round(samples / seconds, 4),
+        "train_steps_per_second": round(done / seconds, 4),
     }
 
 

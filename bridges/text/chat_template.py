@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bridges.files.json_file import read_json
-from bridges.files.regular_file import contained, open_regular, shown_path
+from bridges.files.regular_file import contained, open_regular, optional, shown_path
 from bridges.text.template_budget import Budget
 from dew.errors import InputRefused, listed, nearest, shown
 
@@ -172,16 +172,16 @@ def read_templates(folder: Path, settings: Mapping[str, Any]) -> ChatTemplates:
     """
     where = shown_path(folder)
     texts: dict[str, str] = {}
-    if (folder / "chat_template.jinja").exists():
+    if optional(folder, "chat_template.jinja"):
         texts[DEFAULT] = _read_text(folder, "chat_template.jinja")
-    if (folder / FOLDER).is_dir():
-        found = sorted(path.name for path in (folder / FOLDER).glob("*.jinja"))
+    if further := optional(folder, FOLDER):
+        found = sorted(path.name for path in further.glob("*.jinja"))
         if len(found) > COUNT_LIMIT:
             raise InputRefused(f"{where}/{FOLDER}: {len(found)} templates; at most {COUNT_LIMIT}.")
         for name in found:
-            texts[name.removesuffix(".jinja")] = _read_text(folder / FOLDER, name)
-    if not texts and (folder / "chat_template.json").exists():
-        value = read_json(folder / "chat_template.json").get("chat_template")
+            texts[name.removesuffix(".jinja")] = _read_text(further, name)
+    if not texts and (legacy := optional(folder, "chat_template.json")):
+        value = read_json(legacy).get("chat_template")
         texts = named_templates(value, f"{where}/chat_template.json")
     if not texts:
         texts = named_templates(settings.get("chat_template"), f"{where}/tokenizer_config.json")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bridges.files.json_file import parse_json, read_json
-from bridges.files.regular_file import open_regular, shown_path
+from bridges.files.regular_file import open_regular, optional, shown_path
 from dew.errors import InputRefused, shown
 
 SIZE_LIMIT = 256 << 20
@@ -78,7 +78,7 @@ def read_tokenizer_files(folder: Path, model_type: str = "") -> TokenizerFiles |
     """
     names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
     names += ("added_tokens.json", "vocab.json", "merges.txt")
-    present = {name: folder / name for name in names if (folder / name).exists()}
+    present = {name: path for name in names if (path := optional(folder, name))}
     if "tokenizer.json" not in present and not {"vocab.json", "merges.txt"} <= present.keys():
         _warn_unread(folder)
         return None
@@ -330,4 +330,5 @@ def _warn_unread(folder: Path) -> None:
 
 def read_optional(folder: Path, name: str) -> dict[str, Any]:
     """Return the JSON object of `folder / name`, or an empty one where there is no such file."""
-    return read_json(folder / name) if (folder / name).exists() else {}
+    path = optional(folder, name)
+    return {} if path is None else read_json(path)

@@ -120,7 +120,7 @@ def load_traced(
         family=str(config.get("model_type")),
         generation_config=generation_config,
         source=source,
-        stored=record["stored"],
+        stored=record,
     )
 
 
@@ -171,22 +171,23 @@ class _Made:
         from bridges.torch.tracing import canonical_names
 
         module = self.module()
-        kept = set(module.state_dict())
+        canonical = canonical_names(module)
+        leaves = {**variables["buffers"], **variables["params"]}
         tensors = open_tensors(self._path)
-        names = set(tensors.names())
-        prefix = f"{module.base_model_prefix}."
-        stored: dict[str, str] = {}
-        for kind in ("params", "buffers"):
-            for name, value in variables[kind].items():
-                found = [n for n in (name, name.removeprefix(prefix), prefix + name) if n in names]
-                same = found and _equal(tensors.read(found[0]), value)
-                if name in kept and same:
-                    stored[name] = found[0]
+        known, prefix = set(tensors.names()), f"{module.base_model_prefix}."
+        stored: dict[str, tuple[str, str]] = {}
+        for name in module.state_dict():
+            value = leaves[str(canonical.get(name, name))]
+            found = [n for n in (name, name.removeprefix(prefix), prefix + name) if n in known]
+            if found and _equal(tensors.read(found[0]), value):
+                stored[name] = (found[0], tensors.info(found[0]).dtype.name)
+        held = {canonical.get(name, name) for name in stored}
+        own = {canonical.get(name, name) for name in module.state_dict()}
         return {
-            "canonical": canonical_names(module),
+            "canonical": canonical,
             "params": list(variables["params"]),
             "stored": stored,
-            "direct": all(name in stored for name in variables["params"]),
+            "direct": own <= held,
         }
 
     def _loaded(self) -> Any:
@@ -247,7 +248,8 @@ def _record(folder: Path) -> dict[str, Any] | None:
 def _keep(folder: Path, record: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
     """Keep the record, and the buffers that no checkpoint holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    own = {n: v for n, v in variables["buffers"].items() if n not in record["stored"]}
+    held = {record["canonical"].get(name, name) for name in record["stored"]}
+    own = {name: value for name, value in variables["buffers"].items() if name not in held}
     aside = folder / f"{os.getpid()}.tmp"
     write_arrays(aside, own)
     os.replace(aside, folder / BUFFERS)
@@ -257,13 +259,14 @@ def _keep(folder: Path, record: Mapping[str, Any], variables: Mapping[str, Any])
 
 def _read(path: Path, folder: Path, record: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     tensors = open_tensors(path)
-    absent = sorted(set(record["stored"].values()) - set(tensors.names()))
+    absent = sorted({theirs for theirs, _ in record["stored"].values()} - set(tensors.names()))
     if absent:
         raise WeightMismatch(
             listed(f"{path}: the weights do not fit:", [f"missing  {n}" for n in absent])
         )
     params, buffers = {}, {n: jnp.asarray(v) for n, v in read_arrays(folder / BUFFERS).items()}
-    for name, theirs in record["stored"].items():
+    for alias, (theirs, _) in record["stored"].items():
+        name = record["canonical"].get(alias, alias)
         value = tensors.read(theirs)
         if jnp.issubdtype(value.dtype, jnp.floating):
             value = value.astype(dtype)

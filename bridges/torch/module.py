@@ -66,39 +66,45 @@ class TracedModule:
             self._jitted[signature] = call
         return self._jitted[signature](self.variables, varying)
 
-    def apply(self, variables: Any, *args: Any, key: jax.Array | None = None, **inputs: Any) -> Any:
+    def apply(
+        self,
+        variables: Any,
+        *args: Any,
+        train: bool = False,
+        rngs: Mapping[str, jax.Array] | jax.Array | None = None,
+        mutable: Any = False,
+        **inputs: Any,
+    ) -> Any:
         """Return the module's output for any variables: pure, to be jitted or differentiated.
 
-        Args:
-            variables: laid out as `self.variables`.
-            *args: arrays by position.
-            key: for a module that draws in its forward pass.
-            **inputs: arrays by name.
-
-        Raises:
-            InputRefused: inputs that the module does not take, or of a shape that it was not
-                traced for and that torch is not at hand to trace.
-        """
-        program, values = self._tracer.program(False, args, inputs)
-        return program.run(variables, values, key)[0]
-
-    def apply_training(
-        self, variables: Any, *args: Any, key: jax.Array, **inputs: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """Return the output in training mode, and the buffers after it.
+        Its options are those of a flax module's `apply`, so that an objective takes either.
 
         Args:
             variables: laid out as `self.variables`.
             *args: arrays by position.
-            key: what dropout draws from.
+            train: run torch's training mode: dropout draws, batch norm uses the batch's moments.
+            rngs: a key, or one by any name, for a module that draws.
+            mutable: collections to return as they are afterwards; False for the output alone.
             **inputs: arrays by name.
 
         Returns:
-            The output, and all buffers by name, the moved ones (such as running means) anew.
+            The output, or with `mutable` the output and `{"buffers": ...}`.
+
+        Raises:
+            InputRefused: inputs that the module does not take, or of a shape that it was not
+                traced for and that torch is not at hand to trace; or it draws and has no key.
         """
-        program, values = self._tracer.program(True, args, inputs)
+        program, values = self._tracer.program(train, args, inputs)
+        key = next(iter(rngs.values()), None) if isinstance(rngs, Mapping) else rngs
         output, changed = program.run(variables, values, key)
-        return output, {**variables["buffers"], **changed}
+        if mutable is False or mutable is None:
+            return output
+        return output, {"buffers": {**variables["buffers"], **changed}}
+
+    def init(self, rngs: Any, *args: Any, **inputs: Any) -> Variables:
+        """Return the weights that the module came with; nothing is drawn."""
+        del rngs, args, inputs
+        return self.variables
 
     def holding(self, variables: Variables) -> TracedModule:
         """Return this module with other weights; both share what was traced."""

@@ -39,7 +39,7 @@ class Representations:
 
     Args:
         features: [N, D].
-        labels: int32 [N], the class of each record.
+        labels: int32 [N], the class of each record; negative where it does not count.
     """
 
     features: Any

@@ -10,7 +10,8 @@ from typing import Any
 
 from dew.errors import InputRefused, shown
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}"
+_NAME = re.compile(NAME_PATTERN)
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Option:
 
     Args:
         name: the canonical name, with underscores as Hugging Face writes it.
-        kind: one of "integer" (takes 32K and 1m), "number", "text", "switch", "texts".
+        kind: one of "integer" (takes 32K and 1m), "number", "text", "switch", "texts" (also cut
+            at commas), "pairs" (texts such as `a.b=1`; the flag may stand several times).
         default: the value when neither a flag nor the file gives one.
         help: one line.
         aliases: further spellings, underscores too.

@@ -43,6 +43,16 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return value
 
 
+def read_value(text: str, where: str) -> Any:
+    """Return the value that a text stands for in YAML: `1e-3`, `true`, `[1, 2]`, `{a: 1}`.
+
+    Raises:
+        InputRefused: not YAML, a tag, an anchor or alias, or nested deeper than 16.
+    """
+    _check_events(Path(where), text)
+    return _construct(Path(where), text)
+
+
 def _text(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise InputRefused(f"{path}: not a regular file; a configuration is a short YAML file")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dew.cli.command import Command, Option
 from dew.cli.options import CONFIG
 
-_METAVARS = {"integer": "N", "number": "X", "text": "TEXT", "texts": "TEXT...", "switch": ""}
+_METAVARS = {
+    "integer": "N",
+    "number": "X",
+    "text": "TEXT",
+    "texts": "TEXT...",
+    "pairs": "A.B=X",
+    "switch": "",
+}
 
 
 def commands_help(summaries: Mapping[str, str], word: str = "") -> str:
@@ -27,12 +34,23 @@ def commands_help(summaries: Mapping[str, str], word: str = "") -> str:
     return "\n".join(lines)
 
 
+def help_asked(command: Command, words: Sequence[str]) -> str | None:
+    """Return the help that `--help` or `-h` among `words` asks for, or None without them."""
+    for at, word in enumerate(words):
+        flag, _, topic = word.partition("=")
+        if flag in ("--help", "-h"):
+            following = words[at + 1] if at + 1 < len(words) else ""
+            return command_help(command, topic or following.strip("-"))
+    return None
+
+
 def command_help(command: Command, word: str = "") -> str:
     """Return the help of one command, or only the settings that mention `word`."""
     places = [f"[{option.name.upper()}]" for option in command.options if option.positional]
     lines = [" ".join(["usage: dew", command.name, *places, "[settings]"]), "", command.summary]
     sections: dict[str, list[Option]] = {}
-    for option in (*command.options, CONFIG):
+    own = any(option.name == CONFIG.name for option in command.options)
+    for option in (*command.options, *(() if own else (CONFIG,))):
         if word.lower() in " ".join((*option.spellings, option.help)).lower():
             sections.setdefault(option.section, []).append(option)
     for section, options in sections.items():

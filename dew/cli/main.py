@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 
 from dew.cli.command import Command
-from dew.cli.help import command_help, commands_help
+from dew.cli.help import commands_help, help_asked
 from dew.cli.leaving import leave_pool
+from dew.cli.memory import memory_note
 from dew.cli.options import parse
 from dew.errors import InputRefused, UnknownName, nearest, shown
 
@@ -68,7 +69,7 @@ def _status(error: BaseException) -> int:
     kind = type(error).__name__
     text = str(error).strip() or "no message"
     print(f"dew: {kind}: {text}", file=sys.stderr)
-    for note in getattr(error, "__notes__", ()):
+    for note in filter(None, [memory_note(error), *getattr(error, "__notes__", ())]):
         print(f"  {note}", file=sys.stderr)
     if status == FAILED:
         print("dew: add --debug to see the traceback", file=sys.stderr)
@@ -91,19 +92,16 @@ def _dispatch(words: list[str]) -> int:
     command: Command = found[name].load()
     if command.raw:
         return command.function()(words[1:]) or FINE
-    for flag in ("--help", "-h"):
-        for at, word in enumerate(words[1:], 1):
-            if word == flag or word.startswith(f"{flag}="):
-                following = words[at + 1] if at + 1 < len(words) else ""
-                print(command_help(command, word.partition("=")[2] or following.strip("-")))
-                return FINE
+    if (text := help_asked(command, words[1:])) is not None:
+        print(text)
+        return FINE
     settings = parse(command, words[1:], elsewhere=_names_elsewhere(found, name, words))
     for note in settings.notes:
         print(note, file=sys.stderr)
     return command.function()(settings) or FINE
 
 
-def _commands(found: Mapping[str, EntryPoint]) -> dict[str, Command | None]:
+def usable_commands(found: Mapping[str, EntryPoint]) -> dict[str, Command | None]:
     """Return every command; one whose package does not import is None, not an error here."""
     commands: dict[str, Command | None] = {}
     for name, point in found.items():
@@ -117,7 +115,7 @@ def _commands(found: Mapping[str, EntryPoint]) -> dict[str, Command | None]:
 def _summaries(found: Mapping[str, EntryPoint]) -> dict[str, str]:
     return {
         name: command.summary if command else "(not usable here: its package does not import)"
-        for name, command in _commands(found).items()
+        for name, command in usable_commands(found).items()
     }
 
 
@@ -125,7 +123,7 @@ def _names_elsewhere(found: Mapping[str, EntryPoint], name: str, words: list[str
     """Return what the other commands call their options, if a configuration file is read."""
     if not any(word.partition("=")[0] == "--config" for word in words):
         return []
-    others = [command for key, command in _commands(found).items() if command and key != name]
+    others = [command for key, command in usable_commands(found).items() if command and key != name]
     return [
         spelling
         for command in others

@@ -50,7 +50,7 @@ def parse(command: Command, argv: Sequence[str], *, elsewhere: Iterable[str] = (
     options = {spelling: option for option in command.options for spelling in option.spellings}
     merge = _Merge({}, {}, [], [])
     typed, loose = _scan(command, options, list(argv), merge)
-    if typed.get("config"):
+    if typed.get("config") and "config" not in options:
         _merge_file(command, options, typed["config"], frozenset(elsewhere), merge)
     _merge_typed(command, options, typed, loose, merge)
     _merge_implied(command, merge)
@@ -85,12 +85,14 @@ def _scan(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the flags typed, by canonical name, and the arguments without a flag."""
     parser = _Parser(add_help=False, allow_abbrev=False, prog=f"dew {command.name}")
-    for option in (*command.options, CONFIG):
+    # A command whose own `config` is no file of flags reads it itself.
+    for option in (*command.options, *(() if "config" in options else (CONFIG,))):
         parser.add_argument(
             *(f"--{name}" for name in option.spellings),
             dest=option.name,
             default=None,
-            nargs="+" if option.kind == "texts" else None,
+            action="extend" if option.kind == "pairs" else "store",
+            nargs="+" if option.kind in ("texts", "pairs") else None,
         )
     for former in command.formers:
         parser.add_argument(f"--{former.name}", dest=f"former:{former.name}", default=None)

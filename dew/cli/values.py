@@ -24,6 +24,8 @@ def typed_value(option: Option, text: str | list[str]) -> Any:
     if option.kind == "texts":
         parts = [text] if isinstance(text, str) else text
         value: Any = tuple(part for whole in parts for part in whole.split(",") if part)
+    elif option.kind == "pairs":
+        value = (text,) if isinstance(text, str) else tuple(text)
     else:
         word = text if isinstance(text, str) else " ".join(text)
         if word.lower() in ("none", "null") and option.default is None:
@@ -44,7 +46,7 @@ def file_value(option: Option, value: Any) -> Any:
         if option.default is None:
             return None
         raise InputRefused(f"{option.name}: nothing given; expected {_expected(option)}")
-    if option.kind == "texts":
+    if option.kind in ("texts", "pairs"):
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
             raise InputRefused(f"{option.name} is {shown(value)}; expected a list of texts")
@@ -108,7 +110,7 @@ _READ = {"integer": _integer, "number": _number, "text": _text, "switch": _switc
 
 def _checked(option: Option, value: Any) -> Any:
     """Return `value` if it lies within the option's bounds, choices and spelling."""
-    words = value if option.kind == "texts" else (value,)
+    words = value if option.kind in ("texts", "pairs") else (value,)
     for word in words:
         if option.choices and word not in option.choices:
             raise InputRefused(
@@ -129,6 +131,7 @@ def _expected(option: Option) -> str:
         "number": "a finite number",
         "text": "a text",
         "texts": "a list of texts",
+        "pairs": "a list of texts such as a.b=1",
         "switch": "true or false",
     }[option.kind]
     if option.low is not None and option.high is not None:

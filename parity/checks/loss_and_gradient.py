@@ -61,7 +61,8 @@ class LossAndGradient:
         single, exact = reference
         tokens = deviation("", single.tokens, single.tokens, exact.tokens, scale=0.0).torch
         own = max(tokens, abs(single.loss - exact.loss))
-        loss = Deviation("the loss", abs(ours.loss - exact.loss), own, abs(exact.loss))
+        error = abs(ours.loss - exact.loss)
+        loss = Deviation("the loss", error, own, abs(exact.loss), error, own)
         found = deviations(
             ours.gradients, single.gradients, exact.gradients, scale=_largest(exact.gradients)
         )

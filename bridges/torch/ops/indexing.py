@@ -70,7 +70,7 @@ def _gather(x: jax.Array, dim: int, index: jax.Array, sparse_grad: bool = False)
 
 
 @operator("take_along_dim.default")
-def _take_along_dim(x: jax.Array, indices: jax.Array, dim: int) -> jax.Array:
+def _take_along_dim(x: jax.Array, indices: jax.Array, dim: int | None = None) -> jax.Array:
     return jnp.take_along_axis(x, indices, axis=dim)
 
 
@@ -87,7 +87,7 @@ def _take(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _scattered(x: jax.Array, dim: int, index: jax.Array, values: Any) -> tuple:
-    """Return the place to write and the values for it: torch uses the index's own corner of both."""
+    """Return the place to write and its values: torch uses the index's own corner of both."""
     if x.ndim == 0 or index.ndim == 0:
         x, index = x.reshape(-1), index.reshape(-1)
     if isinstance(values, jax.Array):
@@ -146,22 +146,26 @@ def _neutral(reduce: str, dtype: Any) -> jax.Array:
     return jnp.asarray(low if reduce == "amax" else high, dtype)
 
 
+def _rows_at(x: jax.Array, dim: int, index: jax.Array) -> Any:
+    """Return the places of whole slices; an array without axes has one of length 1."""
+    x = x if x.ndim else x.reshape(1)
+    return x.at[(slice(None),) * axis_of(dim, x.ndim) + (index,)]
+
+
 @operator("index_add.default")
 def _index_add(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, alpha: Any = 1):
-    where = (slice(None),) * axis_of(dim, x.ndim) + (index,)
-    return x.at[where].add(source.astype(x.dtype) * array(alpha, x.dtype), mode="drop")
+    added = source.astype(x.dtype) * array(alpha, x.dtype)
+    return _rows_at(x, dim, index).add(added, mode="drop").reshape(x.shape)
 
 
 @operator("index_copy.default")
 def _index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array) -> jax.Array:
-    where = (slice(None),) * axis_of(dim, x.ndim) + (index,)
-    return x.at[where].set(source.astype(x.dtype), mode="drop")
+    return _rows_at(x, dim, index).set(source.astype(x.dtype), mode="drop").reshape(x.shape)
 
 
 @operator("index_fill.int_Scalar", "index_fill.int_Tensor")
 def _index_fill(x: jax.Array, dim: int, index: jax.Array, value: Any) -> jax.Array:
-    where = (slice(None),) * axis_of(dim, x.ndim) + (index,)
-    return x.at[where].set(array(value, x.dtype), mode="drop")
+    return _rows_at(x, dim, index).set(array(value, x.dtype), mode="drop").reshape(x.shape)
 
 
 @operator("masked_fill.Scalar", "masked_fill.Tensor")
@@ -197,6 +201,27 @@ def _repeat_interleave(repeats: jax.Array, output_size: Any = None) -> jax.Array
     return jnp.asarray(np.repeat(np.arange(len(counts)), counts), dtype_of("int64"))
 
 
+@jax.custom_jvp
+def _with_slope(x: jax.Array, slope: jax.Array) -> jax.Array:
+    """Return x, and `slope` as its derivative."""
+    return x
+
+
+@_with_slope.defjvp
+def _with_slope_jvp(primals: tuple, tangents: tuple) -> tuple:
+    x, slope = primals
+    return x, tangents[0] * slope
+
+
+def _rows(weight: jax.Array, indices: jax.Array, by_frequency: bool) -> jax.Array:
+    """Return a table's rows; by frequency, each gets the mean of its places' gradients."""
+    rows = weight.at[indices].get(mode=FILL)
+    if not by_frequency:
+        return rows
+    counts = jnp.zeros(weight.shape[0], weight.dtype).at[indices].add(1, mode="drop")
+    return _with_slope(rows, 1 / counts.at[indices].get(mode=FILL)[..., None])
+
+
 @operator("embedding.default")
 def _embedding(
     weight: jax.Array,
@@ -205,7 +230,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> jax.Array:
-    rows = weight.at[indices].get(mode=FILL)
+    rows = _rows(weight, indices, scale_grad_by_freq)
     if padding_idx >= 0:
         padding = (indices == padding_idx)[..., None]
         rows = jnp.where(padding, jax.lax.stop_gradient(rows), rows)
@@ -227,7 +252,7 @@ def _embedding_bag(
     bags = offsets.shape[0] - int(include_last_offset)
     bag = jnp.searchsorted(offsets[:bags], jnp.arange(indices.shape[0]), side="right") - 1
     counted = indices != padding_idx if padding_idx >= 0 else jnp.ones(indices.shape, jnp.bool_)
-    rows = weight.at[indices].get(mode=FILL)
+    rows = _rows(weight, indices, scale_grad_by_freq)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None]
     sizes = jnp.zeros(bags, jnp.int32).at[bag].add(counted.astype(jnp.int32))

@@ -80,7 +80,7 @@ def _cholesky_ex(x: jax.Array, upper: bool = False, check_errors: bool = False) 
 
 
 @operator("_linalg_eigh.default")
-def _eigh(x: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple:  # noqa: N803
+def _eigh(x: jax.Array, UPLO: str = "L", compute_v: bool = True) -> tuple:
     values, vectors = jnp.linalg.eigh(x, UPLO)
     return values, vectors
 
@@ -94,6 +94,17 @@ def _solve_triangular(
     )
 
 
-@operator("_linalg_solve_ex.result", "_linalg_solve_ex.default", "linalg_solve.default")
-def _solve(x: jax.Array, y: jax.Array, left: bool = True, check_errors: bool = False) -> tuple:
-    return (jnp.linalg.solve(x, y),)
+@operator("linalg_solve.default")
+def _solve(x: jax.Array, y: jax.Array, left: bool = True) -> jax.Array:
+    """Return z of x z = y, or of z x = y; y is a vector, a matrix or a stack of either."""
+    if y.ndim == 1 or y.shape == x.shape[:-1]:
+        return jnp.linalg.solve(x, y[..., None])[..., 0]
+    if left:
+        return jnp.linalg.solve(x, y)
+    return jnp.swapaxes(jnp.linalg.solve(jnp.swapaxes(x, -1, -2), jnp.swapaxes(y, -1, -2)), -1, -2)
+
+
+@operator("_linalg_solve_ex.default")
+def _solve_ex(x: jax.Array, y: jax.Array, left: bool = True, check_errors: bool = False) -> tuple:
+    """Return the solution and nothing else: the factors serve torch's own derivative."""
+    return (_solve(x, y, left),)

@@ -20,6 +20,11 @@ def _moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]
     return mean, jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
 
 
+def _kept(x: jax.Array, *parameters: Any) -> Any:
+    """Return the dtype that torch's CPU kernels hand the moments on in: the parameters'."""
+    return next((part.dtype for part in parameters if part is not None), x.dtype)
+
+
 @operator("native_layer_norm.default")
 def _layer_norm(
     x: jax.Array, normalized_shape: Any, weight: Any, bias: Any, eps: float
@@ -30,7 +35,8 @@ def _layer_norm(
     y = (wide - mean) * scale
     y = y if weight is None else y * weight
     y = y if bias is None else y + bias
-    return y.astype(x.dtype), mean, scale
+    kept = _kept(x, weight, bias)
+    return y.astype(x.dtype), mean.astype(kept), scale.astype(kept)
 
 
 @operator("layer_norm.default")
@@ -47,7 +53,14 @@ def _layer_norm_only(
 
 @operator("native_group_norm.default")
 def _group_norm(
-    x: jax.Array, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float  # noqa: N803
+    x: jax.Array,
+    weight: Any,
+    bias: Any,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     grouped = _wide(x).reshape(x.shape[0], group, -1)
     mean, variance = _moments(grouped, (2,))
@@ -56,7 +69,8 @@ def _group_norm(
     shape = (-1, *([1] * (x.ndim - 2)))
     y = y if weight is None else y * weight.reshape(shape)
     y = y if bias is None else y + bias.reshape(shape)
-    return y.astype(x.dtype), mean[..., 0], scale[..., 0]
+    kept = _kept(x, weight, bias)
+    return y.astype(x.dtype), mean[..., 0].astype(kept), scale[..., 0].astype(kept)
 
 
 def _channels(value: jax.Array, x: jax.Array) -> jax.Array:
@@ -96,7 +110,8 @@ def _batch_norm_own(
 ) -> tuple:
     mean, variance = _batch_moments(x)
     scale = jax.lax.rsqrt(variance + eps)
-    return _scaled(x, mean, scale, weight, bias), mean, scale
+    kept = _kept(x, weight, bias)
+    return _scaled(x, mean, scale, weight, bias), mean.astype(kept), scale.astype(kept)
 
 
 @operator("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.default",
@@ -131,7 +146,7 @@ def _batch_norm(
 def _fused_rms_norm(x: jax.Array, normalized_shape: Any, weight: Any, eps: float | None) -> tuple:
     wide = _wide(x)
     axes = tuple(range(x.ndim - len(normalized_shape), x.ndim))
-    eps = float(jnp.finfo(x.dtype).eps) if eps is None else eps
+    eps = float(jnp.finfo(wide.dtype).eps) if eps is None else eps
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=axes, keepdims=True) + eps)
     y = wide * scale
     return (y if weight is None else y * weight).astype(x.dtype), scale

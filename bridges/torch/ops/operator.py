@@ -112,14 +112,29 @@ def is_float(value: Any) -> bool:
 
 
 def array(value: Any, dtype: Any) -> jax.Array:
-    """Return a number or an array in `dtype`; a number beyond an integer dtype is its extreme.
+    """Return a number or an array in `dtype`; a number beyond 32 bits is their extreme.
 
-    torch writes its 64-bit extremes where it means "no limit"; here integers have 32 bits.
+    torch writes its 64-bit extremes where it means "no limit"; here integers have 32 bits. What
+    only passes a smaller integer goes round, as in torch.
     """
-    if isinstance(value, numbers.Real) and _kind(jnp.dtype(dtype)) == 1:
-        limits = jnp.iinfo(dtype)
-        value = min(max(int(value), int(limits.min)), int(limits.max))
+    if isinstance(value, int | float | np.number) and _kind(jnp.dtype(dtype)) == 1:
+        limits = jnp.iinfo(jnp.int32)
+        value = np.asarray(min(max(int(value), int(limits.min)), int(limits.max)))
+        return jnp.asarray(value.astype(dtype))
     return jnp.asarray(value, dtype)
+
+
+def cast(x: jax.Array, dtype: Any) -> jax.Array:
+    """Return an array in another dtype: integers are cut towards 0, complex loses its imaginary.
+
+    torch reads 64-bit integers from a float; what passes 32 bits ends at the limit here, and what
+    passes 8 bits goes round.
+    """
+    if _kind(x.dtype) == 3 and _kind(dtype) in (1, 2):
+        x = x.real
+    if is_float(x) and _kind(dtype) == 1:
+        x = jnp.trunc(x).astype(jnp.int32)
+    return x.astype(dtype)
 
 
 def axis_of(dim: int, axes: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from bridges.torch.ops.operator import (
     array,
+    cast,
     dtype_of,
     floating,
     is_float,
@@ -125,7 +126,6 @@ def _pow(x: Any, y: Any) -> jax.Array:
 
 _binary("atan2.default")(lambda x, y: jnp.arctan2(floating(x), floating(y)))
 _binary("hypot.default")(jnp.hypot)
-_binary("copysign.Tensor", "copysign.Scalar")(lambda x, y: jnp.copysign(floating(x), floating(y)))
 _binary("nextafter.default")(jnp.nextafter)
 _binary("logaddexp.default")(jnp.logaddexp)
 _binary("logaddexp2.default")(jnp.logaddexp2)
@@ -162,6 +162,13 @@ operator("logical_not.default")(jnp.logical_not)
 operator("bitwise_not.default")(jnp.bitwise_not)
 
 
+@_binary("copysign.Tensor", "copysign.Scalar")
+def _copysign(x, y):
+    signed = jnp.copysign(floating(x), floating(y))
+    # At 0 torch's derivative is 0.
+    return jnp.where(x == 0, jax.lax.stop_gradient(signed), signed)
+
+
 @_binary("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
 def _xlogy(x, y):
     return jax.scipy.special.xlogy(floating(x), floating(y))
@@ -177,7 +184,17 @@ operator("isfinite.default")(jnp.isfinite)
 operator("signbit.default")(jnp.signbit)
 operator("real.default")(jnp.real)
 operator("imag.default")(jnp.imag)
-operator("angle.default")(lambda x: jnp.angle(floating(x)))
+
+
+@operator("angle.default")
+def _angle(x: jax.Array) -> jax.Array:
+    x = floating(x)
+    if not is_float(x):
+        return jnp.angle(x)
+    turned = jnp.where(x < 0, jnp.asarray(math.pi, x.dtype), 0).astype(x.dtype)
+    return jnp.where(jnp.isnan(x), jax.lax.stop_gradient(x), turned)
+
+
 operator("conj.default", "_conj.default", "conj_physical.default")(jnp.conj)
 operator("resolve_conj.default", "resolve_neg.default")(lambda x: x)
 
@@ -186,6 +203,9 @@ operator("resolve_conj.default", "resolve_neg.default")(lambda x: x)
 def _sign(x: jax.Array) -> jax.Array:
     if x.dtype == jnp.bool_:
         return x
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        safe = jnp.where(x == 0, 1, x)
+        return jnp.where(x == 0, 0, safe / jnp.abs(safe))
     return jnp.where(jnp.isnan(x), 0, jnp.sign(x)) if is_float(x) else jnp.sign(x)
 
 
@@ -211,6 +231,11 @@ def _round_decimals(x: jax.Array, decimals: int = 0) -> jax.Array:
 @operator("frac.default")
 def _frac(x: jax.Array) -> jax.Array:
     return x - jnp.trunc(x)
+
+
+def _digamma(x: jax.Array) -> jax.Array:
+    # At 0 the sign of the zero tells from which side the pole is met.
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), jax.lax.digamma(x)).astype(x.dtype)
 
 
 for _names, _function in {
@@ -240,7 +265,7 @@ for _names, _function in {
     ("erfc", "special_erfc"): jax.lax.erfc,
     ("erfinv", "special_erfinv"): jax.lax.erf_inv,
     ("lgamma",): jax.lax.lgamma,
-    ("digamma",): jax.lax.digamma,
+    ("digamma",): _digamma,
     ("i0", "special_i0"): jnp.i0,
     ("sinc", "special_sinc"): jnp.sinc,
     ("sigmoid", "special_expit"): jax.nn.sigmoid,
@@ -254,20 +279,37 @@ def _where(condition: jax.Array, x: Any, y: Any) -> jax.Array:
     return jnp.where(condition.astype(jnp.bool_), *_pair(x, y))
 
 
-@operator("clamp.default", "clamp.Tensor", "clip.default", "clip.Tensor")
+@operator("clamp.default", "clip.default", "clamp.Tensor", "clip.Tensor")
 def _clamp(x: jax.Array, min: Any = None, max: Any = None) -> jax.Array:
-    # Chosen by comparison, the gradient at a limit is the input's, as torch has it, and NaN stays.
     limits = [limit for limit in (min, max) if limit is not None]
     dtype = promoted(x, *limits)
     x = array(x, dtype)
-    if min is not None:
-        x = jnp.where(x < array(min, dtype), array(min, dtype), x)
-    if max is not None:
-        x = jnp.where(x > array(max, dtype), array(max, dtype), x)
-    for limit in limits:
-        if isinstance(limit, jax.Array) and is_float(limit):
-            x = jnp.where(jnp.isnan(limit), array(limit, dtype), x)
-    return x
+    low, high = (None if limit is None else array(limit, dtype) for limit in (min, max))
+    if any(isinstance(limit, jax.Array) for limit in limits):
+        y = _between_arrays(x, low, high)
+    else:
+        # Chosen by comparison, the derivative at a limit is 0, as torch has it, and NaN stays.
+        y = x if low is None else jnp.where(x <= low, low, x)
+        y = y if high is None else jnp.where(y >= high, high, y)
+    for limit in (low, high):
+        if limit is not None and is_float(limit):
+            y = jnp.where(jnp.isnan(limit), limit, y)
+    return y
+
+
+def _between_arrays(x: jax.Array, low: Any, high: Any) -> jax.Array:
+    """Clamp by arrays: where x meets one limit, torch's derivative goes to both in halves."""
+    y = x if low is None else jnp.where(x < low, low, x)
+    y = y if high is None else jnp.where(y > high, high, y)
+    if not is_float(x):
+        return y
+    if low is not None:
+        met = x == low if high is None else (x == low) & (x < high)
+        y = jnp.where(met, 0.5 * x + 0.5 * low, y)
+    if high is not None:
+        met = x == high if low is None else (x == high) & (x > low)
+        y = jnp.where(met, 0.5 * x + 0.5 * high, y)
+    return y
 
 
 @operator("clamp_min.default", "clamp_min.Tensor")
@@ -396,18 +438,19 @@ def _hardshrink(x: jax.Array, lambd: float = 0.5) -> jax.Array:
 @operator("logit.default", "special_logit.default")
 def _logit(x: jax.Array, eps: float | None = None) -> jax.Array:
     x = floating(x)
-    x = x if eps is None else _clamp(x, eps, 1 - eps)
+    if eps is not None:
+        x = jnp.where(x < eps, eps, jnp.where(x > 1 - eps, 1 - eps, x)).astype(x.dtype)
     return jnp.log(x) - jnp.log1p(-x)
 
 
 @operator("polar.default")
 def _polar(absolute: jax.Array, angle: jax.Array) -> jax.Array:
-    return jax.lax.complex(absolute * jnp.cos(angle), absolute * jnp.sin(angle))
+    return _complex(absolute * jnp.cos(angle), absolute * jnp.sin(angle))
 
 
 @operator("complex.default")
 def _complex(real: jax.Array, imag: jax.Array) -> jax.Array:
-    return jax.lax.complex(real, imag)
+    return jax.lax.complex(*jnp.broadcast_arrays(real, imag))
 
 
 @operator("view_as_real.default", "view_as_real_copy.default")
@@ -422,19 +465,8 @@ def _view_as_complex(x: jax.Array) -> jax.Array:
 
 @operator("_to_copy.default", "to.dtype", "to.dtype_layout", "type_as.default", needs=("dtype",))
 def _to_copy(x: Any, *_: Any, dtype: str | None = None, **__: Any) -> jax.Array:
-    wanted = dtype_of(dtype)
     x = jnp.asarray(x)
-    if wanted is None:
-        return x
-    if is_float(x) and jnp.issubdtype(wanted, jnp.integer):
-        # torch reads 64-bit integers from a float; what passes 32 bits ends at the limit here,
-        # and what passes 8 bits goes round.
-        return jnp.trunc(x).astype(jnp.int32).astype(wanted)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(
-        wanted, jnp.complexfloating
-    ):
-        x = x.real
-    return x.astype(wanted)
+    return x if dtype is None else cast(x, dtype_of(dtype))
 
 
 @operator("fill.Scalar", "fill.Tensor")

@@ -20,9 +20,7 @@ def _outputs(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil_
     return count - 1 if ceil_mode and (count - 1) * stride >= size + pad else count
 
 
-def _places(
-    size: int, kernel: int, stride: int, pad: int, dilation: int, count: int
-) -> np.ndarray:
+def _places(size: int, kernel: int, stride: int, pad: int, dilation: int, count: int) -> np.ndarray:
     """Return the place in the input of each element of each window, [count, kernel]."""
     return np.arange(count)[:, None] * stride - pad + np.arange(kernel) * dilation
 
@@ -42,7 +40,9 @@ def _max_pool(
     lead = x.shape[: x.ndim - axes]
     flat = jnp.zeros((), jnp.int32)
     inside = jnp.ones((), jnp.bool_)
-    for axis, parts in enumerate(zip(sizes, kernel, stride, padding, dilation, counts, strict=True)):
+    for axis, parts in enumerate(
+        zip(sizes, kernel, stride, padding, dilation, counts, strict=True)
+    ):
         place = _places(*parts)
         shape = [1] * (2 * axes)
         shape[axis], shape[axes + axis] = place.shape
@@ -54,11 +54,18 @@ def _max_pool(
     low = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
     rows = x.reshape(*lead, -1)
     windows = jnp.where(inside, rows[..., jnp.where(inside, flat, 0)], jnp.asarray(low, x.dtype))
-    best = jnp.argmax(windows, axis=-1)
-    values = jnp.take_along_axis(windows, best[..., None], axis=-1)[..., 0]
-    found = jnp.take_along_axis(
-        jnp.broadcast_to(flat, windows.shape), best[..., None], axis=-1
-    )[..., 0]
+    return _largest(windows, flat)
+
+
+def _largest(windows: jax.Array, flat: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the first of the largest along the last axis, or the last NaN, and its place."""
+    best = jnp.argmax(windows, axis=-1, keepdims=True)
+    if jnp.issubdtype(windows.dtype, jnp.floating):
+        wrong = jnp.isnan(windows)
+        last = windows.shape[-1] - 1 - jnp.argmax(wrong[..., ::-1], axis=-1, keepdims=True)
+        best = jnp.where(jnp.any(wrong, axis=-1, keepdims=True), last, best)
+    values = jnp.take_along_axis(windows, best, axis=-1)[..., 0]
+    found = jnp.take_along_axis(jnp.broadcast_to(flat, windows.shape), best, axis=-1)[..., 0]
     return values, found.astype(dtype_of("int64"))
 
 
@@ -68,6 +75,9 @@ def _max_pool_values(
     kernel = spread(kernel, axes)
     stride = spread(stride, axes) if stride else kernel
     padding, dilation = spread(padding, axes), spread(dilation, axes)
+    if set(dilation) != {1}:
+        # XLA has no derivative of a window with gaps.
+        return _max_pool(x, axes, kernel, stride, padding, dilation, ceil_mode)[0]
     widths = [(0, 0)] * (x.ndim - axes)
     for parts in zip(x.shape[-axes:], kernel, stride, padding, dilation, strict=True):
         size, window, step, pad, gap = parts
@@ -82,7 +92,6 @@ def _max_pool_values(
         ones + kernel,
         ones + stride,
         widths,
-        window_dilation=ones + dilation,
     )
     # Where the input ends before the padding does, a window too many would fit.
     counts = [
@@ -100,7 +109,7 @@ def _both(axes: int) -> Any:
         padding: Any = 0,
         dilation: Any = 1,
         ceil_mode: bool = False,
-    ) -> tuple:
+    ) -> Any:
         options = (axes, kernel_size, stride, padding, dilation, ceil_mode)
         return _MaxPool(x, options)
 
@@ -212,7 +221,4 @@ def _adaptive_max_pool(x: jax.Array, output_size: Any) -> tuple:
     inside = np.broadcast_to(inside, (*counts, *reach)).reshape(*counts, math.prod(reach))
     rows = x.reshape(*x.shape[: x.ndim - axes], -1)
     windows = jnp.where(inside, rows[..., flat], -jnp.inf).astype(x.dtype)
-    best = jnp.argmax(windows, axis=-1, keepdims=True)
-    values = jnp.take_along_axis(windows, best, axis=-1)[..., 0]
-    found = jnp.take_along_axis(jnp.broadcast_to(flat, windows.shape), best, axis=-1)[..., 0]
-    return values, found.astype(dtype_of("int64"))
+    return _largest(windows, flat)

@@ -61,12 +61,13 @@ def _randn_like(x: jax.Array, *, dtype: str, key: Any) -> jax.Array:
 
 @operator("randint.default", needs=("key", "dtype"))
 def _randint(high: int, size: Any, *, dtype: str, key: Any) -> jax.Array:
-    return jax.random.randint(key, _shape(size), 0, high, dtype_of(dtype))
+    return _randint_low(0, high, size, dtype=dtype, key=key)
 
 
 @operator("randint.low", needs=("key", "dtype"))
 def _randint_low(low: int, high: int, size: Any, *, dtype: str, key: Any) -> jax.Array:
-    return jax.random.randint(key, _shape(size), low, high, dtype_of(dtype))
+    drawn = jax.random.randint(key, _shape(size), low, high, dtype_of("int64"))
+    return drawn.astype(dtype_of(dtype))
 
 
 @operator("randperm.default", needs=("key", "dtype"))
@@ -93,9 +94,7 @@ def _exponential(x: jax.Array, lambd: float = 1.0, *, key: Any) -> jax.Array:
 def _multinomial(x: jax.Array, num_samples: int, replacement: bool = False, *, key: Any):
     shape = (*x.shape[:-1], num_samples)
     if replacement:
-        drawn = jax.random.categorical(
-            key, jnp.log(x)[..., None, :], axis=-1, shape=shape
-        )
+        drawn = jax.random.categorical(key, jnp.log(x)[..., None, :], axis=-1, shape=shape)
         return drawn.astype(dtype_of("int64"))
     # The largest of log p plus Gumbel noise are a draw without replacement.
     noisy = jnp.log(x) + jax.random.gumbel(key, x.shape, x.dtype)

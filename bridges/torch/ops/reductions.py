@@ -12,6 +12,7 @@ from bridges.torch.ops.operator import (
     array,
     axes_of,
     axis_of,
+    cast,
     dtype_of,
     floating,
     is_float,
@@ -19,16 +20,17 @@ from bridges.torch.ops.operator import (
 )
 
 
-def _summed_dtype(x: jax.Array, dtype: str | None) -> Any:
+def _summable(x: jax.Array, dtype: str | None) -> jax.Array:
+    """Return x in the dtype that it is added up in."""
     if dtype is not None:
-        return dtype_of(dtype)
+        return cast(x, dtype_of(dtype))
     small = x.dtype == jnp.bool_ or jnp.issubdtype(x.dtype, jnp.integer)
-    return dtype_of("int64") if small else x.dtype
+    return x.astype(dtype_of("int64")) if small else x
 
 
 @operator("sum.dim_IntList", "sum.default")
 def _sum(x: jax.Array, dim: Any = None, keepdim: bool = False, dtype: str | None = None):
-    return jnp.sum(x, axis=axes_of(dim, x.ndim), keepdims=keepdim, dtype=_summed_dtype(x, dtype))
+    return jnp.sum(_summable(x, dtype), axis=axes_of(dim, x.ndim), keepdims=keepdim)
 
 
 @operator("nansum.default")
@@ -40,19 +42,18 @@ def _nansum(x: jax.Array, dim: Any = None, keepdim: bool = False, dtype: str | N
 def _mean(x: jax.Array, dim: Any = None, keepdim: bool = False, dtype: str | None = None):
     if isinstance(dim, str):
         dim, dtype = None, dim
-    x = x if dtype is None else x.astype(dtype_of(dtype))
+    x = x if dtype is None else cast(x, dtype_of(dtype))
     return jnp.mean(x, axis=axes_of(dim, x.ndim), keepdims=keepdim)
 
 
 @operator("prod.dim_int")
 def _prod_dim(x: jax.Array, dim: int, keepdim: bool = False, dtype: str | None = None):
-    axis = axes_of(dim, x.ndim)
-    return jnp.prod(x, axis=axis, keepdims=keepdim, dtype=_summed_dtype(x, dtype))
+    return jnp.prod(_summable(x, dtype), axis=axes_of(dim, x.ndim), keepdims=keepdim)
 
 
 @operator("prod.default")
 def _prod(x: jax.Array, dtype: str | None = None) -> jax.Array:
-    return jnp.prod(x, dtype=_summed_dtype(x, dtype))
+    return jnp.prod(_summable(x, dtype))
 
 
 @operator("amax.default")
@@ -171,14 +172,14 @@ def _var_mean(x: jax.Array, dim: Any = None, correction: Any = 1, keepdim: bool 
 
 @operator("cumsum.default")
 def _cumsum(x: jax.Array, dim: int, dtype: str | None = None) -> jax.Array:
-    wanted = _summed_dtype(x, dtype)
-    return x.astype(wanted) if x.ndim == 0 else jnp.cumsum(x, axis=dim, dtype=wanted)
+    x = _summable(x, dtype)
+    return x if x.ndim == 0 else jnp.cumsum(x, axis=dim)
 
 
 @operator("cumprod.default")
 def _cumprod(x: jax.Array, dim: int, dtype: str | None = None) -> jax.Array:
-    wanted = _summed_dtype(x, dtype)
-    return x.astype(wanted) if x.ndim == 0 else jnp.cumprod(x, axis=dim, dtype=wanted)
+    x = _summable(x, dtype)
+    return x if x.ndim == 0 else jnp.cumprod(x, axis=dim)
 
 
 def _running(x: jax.Array, dim: int, better: Any) -> tuple:

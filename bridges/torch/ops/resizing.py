@@ -22,9 +22,7 @@ def _sizes(x: jax.Array, output_size: Any, scales: Any) -> tuple[tuple[int, ...]
     count = x.ndim - 2
     if output_size is not None:
         return tuple(int(part) for part in output_size), (None,) * count
-    sizes = tuple(
-        math.floor(size * scale) for size, scale in zip(x.shape[2:], scales, strict=True)
-    )
+    sizes = tuple(math.floor(size * scale) for size, scale in zip(x.shape[2:], scales, strict=True))
     return sizes, tuple(scales)
 
 

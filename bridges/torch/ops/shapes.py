@@ -116,13 +116,13 @@ def _split(x: jax.Array, split_size: int, dim: int = 0) -> tuple:
     length = x.shape[axis_of(dim, x.ndim)]
     if split_size == 0 or length == 0:
         return (x,)
-    return tuple(jnp.split(x, range(split_size, length, split_size), axis=dim))
+    return tuple(jnp.split(x, list(range(split_size, length, split_size)), axis=dim))
 
 
 @operator("chunk.default")
 def _chunk(x: jax.Array, chunks: int, dim: int = 0) -> tuple:
     length = x.shape[axis_of(dim, x.ndim)]
-    return _split(x, max(-(-length // chunks), 1), dim)
+    return _split(x, -(-length // chunks), dim) if length else (x,) * chunks
 
 
 @operator("unbind.int", "unbind_copy.int")
@@ -270,8 +270,9 @@ def _padded(x: jax.Array, padding: Any, mode: str) -> jax.Array:
         low, high = int(padding[2 * number]), int(padding[2 * number + 1])
         axis = x.ndim - 1 - number
         widths[axis] = (max(low, 0), max(high, 0))
-        crops[axis] = slice(max(-low, 0), x.shape[axis] - max(-high, 0))
-    return jnp.pad(x[tuple(crops)], widths, mode=mode)
+        # A negative width cuts, and does so after the other side was filled.
+        crops[axis] = slice(max(-low, 0), x.shape[axis] + sum(widths[axis]) - max(-high, 0))
+    return jnp.pad(x, widths, mode=mode)[tuple(crops)]
 
 
 @operator("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
@@ -323,4 +324,5 @@ def _sym_stride(x: jax.Array, dim: int) -> int:
 
 @operator("rot90.default")
 def _rot90(x: jax.Array, k: int = 1, dims: Any = (0, 1)) -> jax.Array:
-    return jnp.rot90(x, k, axes_of(dims, x.ndim))
+    first, second = axes_of(dims, x.ndim)
+    return jnp.rot90(x, k, (first, second))

@@ -50,12 +50,17 @@ def _topk(x: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: boo
     if x.ndim == 0:
         return x, jnp.zeros((), dtype_of("int64"))
     axis = axis_of(dim, x.ndim)
+    if largest and axis == x.ndim - 1:
+        values, found = jax.lax.top_k(x, int(k))
+        return values, found.astype(dtype_of("int64"))
     order = jax.lax.slice_in_dim(_order(x, axis, largest), 0, int(k), axis=axis)
     return _by_order(x, order, axis)
 
 
 @operator("kthvalue.default")
 def _kthvalue(x: jax.Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple:
+    if x.ndim == 0:
+        return x, jnp.zeros((), dtype_of("int64"))
     axis = axis_of(dim, x.ndim)
     place = jax.lax.slice_in_dim(_order(x, axis, False), k - 1, k, axis=axis)
     values, found = _by_order(x, place, axis)

@@ -1,0 +1,93 @@
+"""Writing a traced bundle back as the checkpoint that it came from."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (gives NumPy the name bfloat16)
+import numpy as np
+
+from bridges.files.swap import staged
+from bridges.files.tensors import open_tensors
+from bridges.files.writer import Planned, json_bytes, write_file, write_weights
+from bridges.torch.checkpoint import TracedBundle
+from dew.errors import InputRefused, listed
+
+
+def export_traced(
+    bundle: TracedBundle, directory: str | os.PathLike[str], *, shard_bytes: int, verify: bool
+) -> None:
+    """Write a traced bundle as a Hugging Face folder, under its source's tensor names and dtypes.
+
+    Args:
+        bundle: what `bridges.load` returned, perhaps with other parameters.
+        directory: the folder.
+        shard_bytes: the most bytes of tensors in one file.
+        verify: read what was written and compare every tensor, before it replaces anything.
+
+    Raises:
+        InputRefused: the source's tensors are not this module's one by one (transformers joins
+            or splits them as it loads), so that no table leads back.
+        ExportDiffers: the comparison found a difference; `directory` is as it was.
+        OSError: the disk is full or fails; `directory` is as it was.
+    """
+    tensors = dict(_tensors(bundle))
+    planned = [Planned(name, array.shape, array.dtype) for name, array in tensors.items()]
+    with staged(Path(os.fspath(directory))) as folder:
+        write_weights(folder, planned, iter(tensors.items()), shard_bytes=shard_bytes)
+        for name, data in _files(bundle, planned).items():
+            write_file(folder / name, data)
+        if verify:
+            _verify(folder, tensors)
+
+
+def _tensors(bundle: TracedBundle) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the source's tensors with the bundle's values, in its dtypes where they hold them."""
+    record: Mapping[str, Any] = bundle.stored
+    if not record["direct"]:
+        raise InputRefused(
+            f"{bundle.family}: transformers joins or splits this source's tensors as it loads "
+            "them, and dew has no way back yet. Expected one tensor for each parameter."
+        )
+    leaves = {**bundle.variables["buffers"], **bundle.variables["params"]}
+    ours = {
+        theirs: (np.asarray(leaves[record["canonical"].get(name, name)]), np.dtype(dtype))
+        for name, (theirs, dtype) in record["stored"].items()
+    }
+    from bridges.exporting import fits
+
+    exact = all(fits(array, dtype) for array, dtype in ours.values())
+    for name, (array, dtype) in ours.items():
+        yield name, array.astype(dtype) if exact else array
+
+
+def _files(bundle: TracedBundle, planned: list[Planned]) -> dict[str, bytes]:
+    processor: Any = bundle.processor
+    files = dict(processor.files) if processor is not None else {}
+    sizes: Counter[str] = Counter()
+    for tensor in planned:
+        sizes[tensor.dtype.name] += tensor.size
+    kept = sizes.most_common(1)[0][0]
+    files["config.json"] = json_bytes({**bundle.config, "dtype": kept, "torch_dtype": kept})
+    if bundle.generation_config:
+        files["generation_config.json"] = json_bytes(bundle.generation_config)
+    return files
+
+
+def _verify(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    from bridges.exporting import ExportDiffers
+
+    again = open_tensors(folder)
+    problems = [
+        f"{name}: other values"
+        for name, array in tensors.items()
+        if np.ascontiguousarray(again.read(name)).tobytes() != array.tobytes()
+    ]
+    if problems:
+        raise ExportDiffers(
+            listed("what was written does not read back equal; nothing was replaced:", problems)
+        )
