@@ -10,6 +10,7 @@ import numpy as np
 from dew.data.dataset import Dataset
 from dew.data.rows import check_indices, hashed
 from dew.data.stream import RowStream, finite_batches
+from dew.data.token_files import token_stream
 from dew.errors import InputRefused
 
 
@@ -80,10 +81,37 @@ class TokenWindows:
     Args:
         seq_len: predicted positions of a row, L.
         seed: shuffles the training windows.
+        train: the file that `open` trains on: `.npy` or `.bin` of token ids, or a `.txt`, whose
+            bytes are its tokens.
+        val: the file it validates on, or None.
+        dtype: of ids in a `.bin`: uint16, uint32 or int32.
     """
 
     seq_len: int
     seed: int = 0
+    train: str | None = None
+    val: str | None = None
+    dtype: str = "uint16"
+
+    def open(self, *, batch: int, vocab_size: int | None = None) -> Dataset:
+        """Return the dataset over the files.
+
+        Args:
+            batch: rows of a global batch.
+            vocab_size: of the model; ids from here on are refused.
+
+        Raises:
+            InputRefused: no training file is named, or one cannot be used.
+        """
+        if self.train is None:
+            raise InputRefused("token_windows: train is missing: name a .npy, .bin or .txt file")
+        named = (self.train, self.val)
+        train, val = (
+            None if path is None else token_stream(path, dtype=self.dtype, vocab_size=vocab_size)
+            for path in named
+        )
+        assert train is not None
+        return self.dataset(train, batch=batch, val=val)
 
     def dataset(self, tokens: np.ndarray, *, batch: int, val: np.ndarray | None = None) -> Dataset:
         """Return the dataset over `tokens` [T], validated on `val` [T'] where it is given.

@@ -2,6 +2,7 @@
 
 from dew.evaluation.metric import Metric
 from dew.evaluation.perplexity import Perplexity
+from dew.evaluation.pixels import Reference
 from dew.evaluation.run import Evaluation, evaluate
 
-__all__ = ["Evaluation", "Metric", "Perplexity", "evaluate"]
+__all__ = ["Evaluation", "Metric", "Perplexity", "Reference", "evaluate"]

@@ -122,8 +122,9 @@ def evaluate(
     previews: tuple[Any, ...] = ()
     if preview and first is not None:
         told = Step(jnp.int32(step), jax.random.fold_in(event_key, _PREVIEW), placed["averaged"])
-        drawn = objective.preview(placed["variables"], first[0], told, scored=first[1])
-        previews = _each(_home(drawn))
+        shown, scored = first
+        look = partial(objective.preview, placed["variables"], shown, told, scored=scored)
+        previews = _each(_home(agreed("preview", look)))
 
     def finalized() -> dict[str, float]:
         kept = chosen if coordinated.count and rank() == 0 else ()
@@ -226,10 +227,12 @@ def _merge(
     if home is None:
         return
     artifacts, batch = home
-    for metric in metrics:
-        part = metric(_read(metric, artifacts), batch)
-        known = metric.name in totals
-        totals[metric.name] = metric.merge(totals[metric.name], part) if known else part
+    # A metric that computes on a device does so on one of this process, whatever the mesh.
+    with jax.default_device(jax.local_devices()[0]):
+        for metric in metrics:
+            part = metric(_read(metric, artifacts), batch)
+            known = metric.name in totals
+            totals[metric.name] = metric.merge(totals[metric.name], part) if known else part
 
 
 def _read(metric: Metric[Any], artifacts: Artifacts | None) -> Any:
