@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dew.artifacts import TokenScores
+from dew.artifacts import Artifacts, TokenScores
 from dew.errors import InputRefused
 from dew.inputs import Field, InputSpec
 from dew.nn.backbones.causal_transformer import CausalTransformer
 from dew.nn.lora import LoRA
 from dew.objectives.base import EMASpec, Objective, Ratio, Step
+from dew.objectives.samples import Samples
 from dew.objectives.vocabulary_loss import token_losses, total_loss
 from dew.typing import Variables
 
@@ -33,9 +34,11 @@ class LMObjective(Objective):
         seq_len: L, the number of predictions of a row.
         ema: leaves to average, or None.
         chunk: tokens whose logits exist at one time; None fits them into `LOGIT_BYTES`.
+        samples: what a preview writes, with the averaged leaves where there are any; None
+            previews nothing.
 
     Raises:
-        InputRefused: `seq_len` is below 1 or beyond the model's positions.
+        InputRefused: `seq_len` is below 1 or beyond the model's positions, or the samples are.
     """
 
     def __init__(
@@ -45,13 +48,20 @@ class LMObjective(Objective):
         *,
         ema: EMASpec | None = None,
         chunk: int | None = None,
+        samples: Samples | None = None,
     ) -> None:
         limit = model.position_limit
         if seq_len < 1 or (limit is not None and seq_len > limit):
             raise InputRefused(
                 f"seq_len {seq_len} does not fit a model of {limit} positions; choose 1 to {limit}"
             )
+        if samples is not None and limit is not None and samples.length > limit:
+            raise InputRefused(
+                f"the longest of the samples needs {samples.length} positions and the model has "
+                f"{limit}; shorten its prompt or max_new_tokens"
+            )
         self.model = model
+        self.samples = samples
         self.seq_len = seq_len
         self.ema = ema
         self.chunk = chunk or max(1, LOGIT_BYTES // (4 * model.vocab_size))
@@ -85,6 +95,20 @@ class LMObjective(Objective):
         rows = hidden.reshape(-1, hidden.shape[-1])
         losses = token_losses(rows, table, targets.reshape(-1), chunk=self._chunk(len(rows)))
         return TokenScores(losses.reshape(targets.shape), weights)
+
+    def preview(
+        self,
+        variables: Variables,
+        batch: Mapping[str, jax.Array],
+        step: Step,
+        *,
+        scored: Artifacts | None = None,
+    ) -> Artifacts | None:
+        """Return what the model writes after each prompt of `samples`, on process 0."""
+        if self.samples is None:
+            return None
+        written_by = variables if step.ema is None else step.ema
+        return self.samples.draw(self.model, self.applied(written_by), step.key)
 
     def applied(self, variables: Variables) -> Variables:
         """Return the variables as the model takes them."""
