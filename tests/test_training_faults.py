@@ -125,6 +125,29 @@ def test_a_second_sigint_leaves_at_once(tmp_path, whole):
     assert_goes_on_to(tmp_path, whole)
 
 
+def broken_run(plan: str, directory: Path, steps: int, fault_library: Path) -> tuple[int, str]:
+    broken = {"BREAK": plan, "BREAK_UNDER": str(directory), "LD_PRELOAD": str(fault_library)}
+    code, _, error = finished(child("training_child.py", directory, steps, 0.05, **broken))
+    return code, error
+
+
+def test_a_run_killed_in_a_save_and_again_after_its_restart_ends_bit_equal(
+    tmp_path, whole, fault_library
+):
+    """Fault 5: in the save of step 8, once more in that save, and then nothing happens."""
+    directory = tmp_path / "run"
+    _, error = broken_run("count:0", tmp_path / "count", 4, fault_library)
+    calls = int(error.rpartition("calls=")[2])
+    # The restart first clears away what the killed save left.
+    for call in (calls + calls // 2, calls):
+        code, error = broken_run(f"kill:{call}", directory, STEPS, fault_library)
+        assert code == -signal.SIGKILL, error
+        aside = [path.name for path in directory.iterdir() if is_aside(path.name)]
+        assert [name.partition(".")[0] for name in aside] == ["checkpoint-8"]
+        assert Checkpoints(str(directory)).latest == 4
+    assert_goes_on_to(directory, whole)
+
+
 @pytest.fixture(scope="module")
 def step_one(tmp_path_factory) -> Path:
     """A directory that holds step 1."""
@@ -161,7 +184,8 @@ def check_after(directory: Path, code: int, error: str, plan: str) -> int:
     np.testing.assert_array_equal(state["w"], np.full(2000, latest, np.float32))
     assert position == b"%d" % latest
     if plan.startswith("kill"):
-        assert code == -signal.SIGKILL
+        # One past the save's last call does not fire.
+        assert code == -signal.SIGKILL or (code, latest) == (0, 2), error
     elif code:
         assert "CheckpointFailed: checkpoint-2" in error
         assert str(directory) in error
@@ -172,7 +196,7 @@ def check_after(directory: Path, code: int, error: str, plan: str) -> int:
 
 def break_all(plans: list[str], step_one: Path, base: Path, fault_library: Path) -> set[int]:
     """Break a save of step 2 by each plan, two processes at a time."""
-    stood = set()
+    stood, missed = set(), 0
     for pair in zip(plans[::2], [*plans[1::2], None], strict=False):
         running = []
         for plan in filter(None, pair):
@@ -182,8 +206,11 @@ def break_all(plans: list[str], step_one: Path, base: Path, fault_library: Path)
         for plan, directory, process in running:
             code, _, error = finished(process)
             stood.add(check_after(directory, code, error, plan))
+            missed += plan.startswith("kill") and code == 0
             with contextlib.suppress(OSError):
                 shutil.rmtree(directory)
+    # Two saves differ by a few calls, as TensorStore joins its writes.
+    assert missed <= 10, f"{missed} of {len(plans)} kills did not fire"
     return stood
 
 
@@ -204,7 +231,7 @@ def test_a_fault_at_every_call_of_a_save_leaves_a_whole_step(
     action, step_one, tmp_path, fault_library
 ):
     calls = calls_of_a_save(step_one, tmp_path, fault_library)
-    plans = [f"{action}:{n}" for n in range(1, calls + 1)]
+    plans = [f"{action}:{n}" for n in range(1, calls + 6)]
     assert break_all(plans, step_one, tmp_path, fault_library) == {1, 2}
 
 

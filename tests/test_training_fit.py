@@ -58,43 +58,6 @@ def assert_equal_bits(one, other) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_first_example_of_the_guide_runs_as_printed(capsys):
-    """Seed 002: perplexity of a held-out cycle, loss and scores printed at steps 5 and 10."""
-    from dew import Trainer, metrics
-    from dew.data import Dataset
-    from dew.nn.backbones.causal_transformer import CausalTransformer
-    from dew.objectives.lm import LMObjective
-
-    train_tokens = np.tile(np.array([0, 1, 2, 3, 0, 1, 2, 3, 0], np.int32), (8, 1))
-    val_tokens = np.tile(np.array([1, 2, 3, 0, 1, 2, 3, 0, 1], np.int32), (8, 1))
-    data = Dataset(
-        train=lambda partition: itertools.repeat({"text": train_tokens}),
-        val=lambda partition: iter([{"text": val_tokens}]),
-        records=8,
-        batch=8,
-    )
-    model = CausalTransformer(
-        vocab_size=4,
-        emb_features=16,
-        num_layers=1,
-        num_heads=2,
-        mlp_features=32,
-        max_seq_len=16,
-        dtype="float32",
-        attention_impl="xla",
-    )
-    objective = LMObjective(model, seq_len=8)
-    trainer = Trainer(objective, optax.adam(0.01), key=jax.random.key(0))
-    state = trainer.fit(data, steps=10, log_every=5, eval_every=5, metrics=(metrics.perplexity(),))
-    assert int(state.step) == 10
-    lines = capsys.readouterr().out.splitlines()
-    for step in (5, 10):
-        mine = [line for line in lines if line.startswith(f"step {step}/10 ")]
-        assert any("loss" in line for line in mine)
-        assert any("val/perplexity" in line for line in mine)
-    assert not any("\r" in line for line in lines)
-
-
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("stop", [3, 7])
 def test_a_run_that_was_cut_ends_bit_for_bit_as_one_that_was_not(tmp_path, accumulation, stop):

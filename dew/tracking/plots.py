@@ -1,54 +1,64 @@
-"""Pictures of a journal: losses and perplexities over the steps."""
+"""Pictures of a journal: each group of scalars over the steps."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 Points = list[tuple[int, float]]
 
+_UNITS = {"loss": "loss (nats per target)", "step_seconds": "seconds a step"}
+
 
 def plot_scalars(records: Sequence[Mapping[str, Any]], directory: Path) -> list[Path]:
-    """Draw `loss.png` and `perplexity.png` for what the records hold of either.
+    """Draw `<group>.png` for every group of scalars that the records hold.
 
-    A value that is not finite breaks the curve and is marked at the foot of the plot.
+    A group is what names end in: `train/loss` and `val/loss` share a picture. A value that is
+    not finite breaks the curve and is marked at the foot of the plot.
 
     Args:
         records: journal lines, `{"step": ..., name: value}`.
-        directory: where the files go.
+        directory: where the files go; made if there is anything to draw.
 
     Returns:
-        The files written.
+        The files written, by group.
     """
-    groups = {"loss": "loss (nats per target)", "perplexity": "perplexity"}
+    names = {group_of(name) for record in records for name in record if name != "step"}
     written = []
-    for name, label in groups.items():
-        curves = curves_of(records, name)
-        if curves:
-            directory.mkdir(parents=True, exist_ok=True)
-            written.append(_draw(curves, label, directory / f"{name}.png"))
+    for group in sorted(names):
+        directory.mkdir(parents=True, exist_ok=True)
+        file = directory / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', group)}.png"
+        written.append(_draw(curves_of(records, group), _UNITS.get(group, group), file))
     return written
 
 
-def curves_of(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, Points]:
-    """Return (step, value) in order by the full name of every scalar that ends in `name`.
+def group_of(name: str) -> str:
+    """Return the last part of a scalar's name."""
+    return name.rsplit("/", 1)[-1]
+
+
+def curves_of(records: Sequence[Mapping[str, Any]], group: str) -> dict[str, Points]:
+    """Return (step, value) in order by the full name of every scalar of a group.
 
     A step that a resumed run logged again counts as it was logged last.
     """
     curves: dict[str, dict[int, float]] = {}
     for record in records:
-        for key, value in record.items():
-            if key.rsplit("/", 1)[-1] == name:
-                curves.setdefault(key, {})[record["step"]] = float(value)
-    return {key: sorted(points.items()) for key, points in curves.items()}
+        for name, value in record.items():
+            if name != "step" and group_of(name) == group:
+                curves.setdefault(name, {})[record["step"]] = float(value)
+    return {name: sorted(points.items()) for name, points in curves.items()}
 
 
 def _draw(curves: Mapping[str, Points], label: str, path: Path) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('drawing plots needs matplotlib: pip install "dew[plots]"') from error
     # A figure of its own, not pyplot's: no display, no global state.
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)

@@ -9,14 +9,21 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Takes a run's values. Whoever builds one closes it; a trainer only borrows it."""
+    """Takes a run's values. Whoever builds one closes it; a trainer only borrows it.
+
+    One that takes scalars alone may leave `artifact` out, or raise TypeError there.
+    """
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
         """Take scalars by name, `train/...` or `val/...`."""
         ...
 
     def artifact(self, value: Any, step: int) -> None:
-        """Take something to look at, such as `TextSamples`."""
+        """Take a record of `dew.telemetry.records`, or something to look at: `ImageGrid`, ...
+
+        Raises:
+            TypeError: it has no form here.
+        """
         ...
 
     def close(self) -> None:
@@ -30,6 +37,9 @@ class ClosedOnExit:
     Where the block failed and closing fails too, the block's exception is the one that is seen,
     and the other is a note on it.
     """
+
+    on_disk = False
+    """Whether reports only go to files here, so that no server can keep a run waiting."""
 
     def close(self) -> None:
         """Let go; trackers define it."""

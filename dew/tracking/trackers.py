@@ -25,8 +25,8 @@ class Trackers(ClosedOnExit):
         self._all(lambda tracker: tracker.log(scalars, step))
 
     def artifact(self, value: Any, step: int) -> None:
-        """Give the artifact to all."""
-        self._all(lambda tracker: tracker.artifact(value, step))
+        """Give the artifact to all that take artifacts."""
+        self._all(lambda tracker: _given(tracker, value, step))
 
     def close(self) -> None:
         """Close all."""
@@ -44,3 +44,15 @@ class Trackers(ClosedOnExit):
                     first.add_note(f"{type(tracker).__name__} failed too: {error}")
         if first is not None:
             raise first
+
+
+def takes_artifacts(tracker: Any) -> bool:
+    """Tell whether a tracker, or one of several, takes more than scalars."""
+    if isinstance(tracker, Trackers):
+        return any(takes_artifacts(one) for one in tracker.trackers)
+    return callable(getattr(tracker, "artifact", None))
+
+
+def _given(tracker: Any, value: Any, step: int) -> None:
+    if takes_artifacts(tracker):
+        tracker.artifact(value, step)

@@ -11,7 +11,10 @@ from typing import Any
 
 import jax
 
+from dew.objectives.base import Objective, Step
 from dew.placement import Placement
+from dew.telemetry.flops import traced_flops
+from dew.training.state import TrainState, laid_over
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,23 @@ class CompiledStep:
     Args:
         function: `step(state, frozen, batch)`.
         placement: where the state lies.
+        work: the FLOPs of one call, told from its arguments or their shapes.
 
     Attributes:
         seconds: spent compiling so far.
     """
 
-    def __init__(self, function: Callable[..., Any], placement: Placement):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        placement: Placement,
+        work: Callable[..., float] = lambda *_: 0.0,
+    ):
         self._function = placement.traced(function)
         self._placement = placement
+        self._work = work
         self._ready: dict[Any, Any] = {}
+        self._flops: dict[Any, float] = {}
         self.seconds = 0.0
 
     def __call__(self, state: Any, frozen: Any, batch: Mapping[str, Any]) -> Any:
@@ -60,6 +71,10 @@ class CompiledStep:
     def knows(self, batch: Mapping[str, Any]) -> bool:
         """Tell whether this shape of batch has been compiled."""
         return _signature(batch) in self._ready
+
+    def flops(self, batch: Mapping[str, Any]) -> float:
+        """Return the FLOPs of a step on a compiled shape of batch, over all devices."""
+        return self._flops.get(_signature(batch), 0.0)
 
     def ready(self, state: Any, frozen: Any, batch: Mapping[str, Any]) -> Any:
         """Return the executable for this shape of batch, compiled if it is a new one.
@@ -82,9 +97,40 @@ class CompiledStep:
             # The state comes out where it went in, or the next call could not take it.
             places = (self._placement.shardings(state), self._placement.whole)
             jitted = jax.jit(self._function, donate_argnums=0, out_shardings=places)
-            self._ready[signature] = _apart(lambda: jitted.lower(state, frozen, batch).compile())
+            self._ready[signature], self._flops[signature] = _apart(
+                lambda: (
+                    jitted.lower(state, frozen, batch).compile(),
+                    self._work(state, frozen, batch),
+                )
+            )
             self.seconds += time.perf_counter() - started
         return self._ready[signature]
+
+
+def forward_backward_flops(
+    objective: Objective, state: TrainState, frozen: Mapping[str, Any], batch: Mapping[str, Any]
+) -> float:
+    """Return the FLOPs that a step's arithmetic takes, recomputation left out.
+
+    Three times those of the loss, once forward and twice as much backward; an objective that
+    knows better says so with a `step_flops(variables, batch)`.
+
+    Args:
+        objective: whose loss it is; traced, not run.
+        state: the state, or its shapes.
+        frozen: the frozen collections, or their shapes.
+        batch: the batch, or its shapes.
+    """
+    variables = {**state.params, **frozen}
+    own = getattr(objective, "step_flops", None)
+    if own is not None:
+        return float(own(variables, batch))
+
+    def loss(variables: Any, ema: Any, key: Any, step: Any, batch: Any) -> Any:
+        averaged = None if ema is None else laid_over(variables, ema)
+        return objective.loss(variables, batch, Step(step, key, averaged))
+
+    return 3.0 * traced_flops(loss, variables, state.ema, state.key, state.step, dict(batch))
 
 
 def memory_of(executable: Any) -> StepMemory:

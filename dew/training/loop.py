@@ -9,61 +9,46 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from dew.artifacts.coordination import pooled, rank
+from dew.artifacts import broadcast_from_process_zero
+from dew.artifacts.coordination import pool_size, pooled, rank
 from dew.data import DataPartition, Dataset
 from dew.errors import InputRefused
 from dew.evaluation import Evaluation, Metric, evaluate
+from dew.telemetry.records import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    CheckpointRequested,
+    FitEnded,
+    FitStarted,
+    Record,
+)
 from dew.training.hang import HangWatch
 from dew.training.meter import Meter
 from dew.training.nonfinite import nonfinite_error
 from dew.training.prefetch import Fed, Prefetch
 from dew.training.progress import Progress
 from dew.training.replicas import check_replicas
+from dew.training.reporting import Reporting
+from dew.training.schedule import Schedule, due
 from dew.training.signals import Interrupted, Signals, StopRequested
 from dew.training.start import key_words
 from dew.training.state import TrainState, laid_over
 from dew.training.steering import Steering
 from dew.training.step import flush
+from dew.training.window import OpenWindow
 
 AHEAD = 2
 """Steps that may be queued on the device. More gains nothing, and on CPU some forty deadlock."""
 
 SAVE_NOW = "save-now"
 """A file of this name in the checkpoints' directory asks a run to save after its next step."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When what happens, in microbatches.
-
-    Raises:
-        InputRefused: a number below 1 (`steps` may be 0).
-    """
-
-    steps: int
-    log_every: int
-    eval_every: int | None
-    checkpoint_every: int | None
-
-    def __post_init__(self) -> None:
-        wrong = [
-            f"{name}={value}"
-            for name, value in vars(self).items()
-            if value is not None and value < (0 if name == "steps" else 1)
-        ]
-        if wrong:
-            raise InputRefused(f"{', '.join(wrong)}: these count microbatches, from 1")
-
-
-def due(every: int | None, step: int) -> bool:
-    """Tell whether something that happens `every` so many steps happens after `step`."""
-    return every is not None and step % every == 0
 
 
 class Loop:
@@ -90,7 +75,10 @@ class Loop:
         self.placement = trainer.placement
         self.share = DataPartition()
         # Every process trains; the first one tells.
-        self.tracker = None if rank() else trainer.tracker
+        self.reporting = Reporting(
+            None if rank() else trainer.tracker,
+            None if trainer.checkpoints is None else trainer.checkpoints.directory,
+        )
         self.meter = Meter()
         self.since_save = Meter()
         self.unsettled: deque[tuple[int, Fed, dict[str, Any]]] = deque()
@@ -98,6 +86,9 @@ class Loop:
         self.saved_step: int | None = None
         self.compile_seconds = 0.0
         self.scores: tuple[int, dict[str, float]] = (-1, {})
+        self.step = 0
+        self.announced = False
+        self.window = OpenWindow(None if rank() else trainer.profile, tell=self._record)
 
     def run(self, variables: Any, signals: Signals) -> TrainState:
         """Train to the end and return the state."""
@@ -105,26 +96,69 @@ class Loop:
         self.steering = Steering(AHEAD + 2)
         self.hang = HangWatch(self.trainer.hang_timeout)
         self.share = self.placement.share
+        started = time.perf_counter()
         try:
             state = self._begin(variables)
-            first = int(state.step)
+            first = self.step = int(state.step)
+            self._announce(state)
             feed = Prefetch(
                 self._open(first),
                 limit=max(0, self.schedule.steps - first),
                 place=self.placement.batch,
             )
-        except BaseException:
+        except BaseException as error:
+            self._conclude(error, started)
             self._let_go()
             raise
         try:
             self.progress.start(first, self.schedule.steps)
-            state = self._steps(state, feed, first)
+            state = self._steps(state, feed)
             state = self._end(state)
         except BaseException as error:
+            self._conclude(error, started)
             self._clean(feed, error)
             raise
-        self._clean(feed, None)
+        self._conclude(None, started)
+        self._clean(feed, self.reporting.warned)
         return replace(state, params={**state.params, **self.frozen})
+
+    def _announce(self, state: TrainState) -> None:
+        """Report that the fit begins, and settle whether its evaluations are to be looked at."""
+        wanted = self.preview and self.reporting.previews
+        self.preview = broadcast_from_process_zero(wanted) if pooled() else wanted
+        self.announced = True
+        self._record(
+            FitStarted(
+                first_step=self.step,
+                steps=self.schedule.steps,
+                parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params["params"])),
+                processes=pool_size(),
+                devices=jax.device_count(),
+                device_kind=jax.devices()[0].device_kind,
+            )
+        )
+
+    def _conclude(self, error: BaseException | None, started: float) -> None:
+        """Report how the fit ended; what fails here never hides `error`."""
+        if not self.announced:
+            return
+        status = COMPLETED if error is None else FAILED
+        if isinstance(error, Interrupted | KeyboardInterrupt):
+            status = INTERRUPTED
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        seconds = time.perf_counter() - started
+        try:
+            self.window.cut()
+            self._record(FitEnded(status=status, error=text, seconds=seconds))
+            self.reporting.close(at_once=error is not None)
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"reporting the end failed too: {failure}")
+
+    def _record(self, record: Record) -> None:
+        """Hand a record to the tracker, for the step at hand."""
+        self.reporting.artifact(record, self.step)
 
     def _begin(self, variables: Any) -> TrainState:
         beginning, checkpoints = self.trainer.beginning(), self.trainer.checkpoints
@@ -167,19 +201,27 @@ class Loop:
                 stacklevel=6,
             )
 
-    def _steps(self, state: TrainState, feed: Prefetch, first: int) -> TrainState:
+    def _steps(self, state: TrainState, feed: Prefetch) -> TrainState:
         self.meter.reset()
-        for step in range(first + 1, self.schedule.steps + 1):
+        for step in range(self.step + 1, self.schedule.steps + 1):
             self._steer(state, step - 1)
             fed = self._next(feed, state, step)
             executable = self._executable(state, fed)
             state, report = executable(state, self.frozen, fed.batch)
             self.position = fed.position
+            self.step = step
             self.unsettled.append((step, fed, report))
             self._settle(state, AHEAD)
+            self._watch(state)
             if step < self.schedule.steps:
                 self._between(state, step)
         return state
+
+    def _watch(self, state: TrainState) -> None:
+        """Begin or end the profiler's window after a step."""
+        started = time.perf_counter()
+        if self.window.after_step(lambda: self._settle(state, 0)):
+            self._pause(time.perf_counter() - started)
 
     def _steer(self, state: TrainState, step: int) -> None:
         """Stop or save where one process was asked to, all after the same step."""
@@ -207,6 +249,7 @@ class Loop:
 
     def _end(self, state: TrainState) -> TrainState:
         step = int(state.step)
+        self.window.end(lambda: self._settle(state, 0))
         if self.unsettled or self.meter.steps:
             self._report(state, step)
         if state.accumulation is not None and int(state.accumulation.count):
@@ -222,6 +265,7 @@ class Loop:
         return state
 
     def _next(self, feed: Prefetch, state: TrainState, step: int) -> Fed:
+        feed.tell({**state.params, **self.frozen}, step - 1)
         try:
             with self.hang.over(f"the batch of step {step}"):
                 return feed.next(self._check)
@@ -261,7 +305,7 @@ class Loop:
                     step=step,
                     report=report,
                 )
-            self.meter.add(report)
+            self.meter.add(report, self.trainer.compiled_step().flops(fed.batch))
             self.since_save.add(report)
             self.progress.advance(step, self.meter.loss, self.meter.mass_per_second)
 
@@ -279,8 +323,7 @@ class Loop:
     def _log(self, scalars: dict[str, float], step: int, note: str = "") -> None:
         started = time.perf_counter()
         self.progress.report(scalars, step, note)
-        if self.tracker is not None:
-            self.tracker.log(scalars, step)
+        self.reporting.log(scalars, step)
         if self.on_report is not None:
             self.on_report(scalars, step)
         self._pause(time.perf_counter() - started)
@@ -290,7 +333,6 @@ class Loop:
         started = time.perf_counter()
         self.progress.phase("evaluating")
         variables = {**state.params, **self.frozen}
-        tracker = self.tracker
         try:
             event = evaluate(
                 self.trainer.objective,
@@ -300,7 +342,7 @@ class Loop:
                 metrics=self.metrics,
                 step=step,
                 averaged=None if state.ema is None else laid_over(variables, state.ema),
-                preview=self.preview and self.trainer.tracker is not None,
+                preview=self.preview,
                 mesh=self.placement.spec,
                 layout=self.placement.layout,
             )
@@ -310,9 +352,10 @@ class Loop:
         self.scores = (step, event.scores)
         self._pause(time.perf_counter() - started)
         self._log(_scalars_of(event), step, f"event key {_key_text(event.event_key)}")
-        if tracker is not None:
-            for value in event.previews:
-                tracker.artifact(value, step)
+        started = time.perf_counter()
+        for value in event.previews:
+            self.reporting.artifact(value, step)
+        self._pause(time.perf_counter() - started)
 
     def _watched(self, share: DataPartition) -> Iterator[Any]:
         """Yield the validation batches for as long as no signal came."""
@@ -335,6 +378,7 @@ class Loop:
         share = None if self.position is None else self.share
         metrics = self._save_metrics(step)
         self.trainer.checkpoints.save(step, state, self.position, metrics, share=share)
+        self._record(CheckpointRequested(self.trainer.checkpoints.path(step), metrics))
         self.saved_step = step
         self.since_save.reset()
         self._pause(time.perf_counter() - started)
@@ -345,6 +389,7 @@ class Loop:
         started = time.perf_counter()
         share = None if self.position is None else self.share
         self.trainer.checkpoints.save_local(step, state, self.position, share=share)
+        self._record(CheckpointRequested(self.trainer.checkpoints.local_path))
         self._pause(time.perf_counter() - started)
 
     def _asked_to_save(self) -> bool:

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 from dew.objectives.base import Ratio
+from dew.telemetry.flops import peak_flops
+from dew.telemetry.memory import peak_memory
 
 
 class Meter:
@@ -25,6 +27,7 @@ class Meter:
     def reset(self) -> None:
         """Start a new interval."""
         self._total = self._mass = 0.0
+        self._flops = 0.0
         self.steps = 0
         self._last: dict[str, float] = {}
         self._ratios: dict[str, tuple[float, float]] = {}
@@ -34,8 +37,14 @@ class Meter:
         """Take `seconds` off the interval."""
         self._started += seconds
 
-    def add(self, report: Mapping[str, Any]) -> None:
-        """Add one microbatch's report, already on the host."""
+    def add(self, report: Mapping[str, Any], flops: float = 0.0) -> None:
+        """Add one microbatch's report, already on the host.
+
+        Args:
+            report: what the step reported.
+            flops: what the step computed, over all devices; 0 where that is not known.
+        """
+        self._flops += flops
         self._total += float(report["total"])
         self._mass += float(report["mass"])
         self.steps += 1
@@ -58,21 +67,36 @@ class Meter:
     @property
     def mass_per_second(self) -> float:
         """Counted targets a second."""
-        return self._mass / max(time.perf_counter() - self._started, 1e-9)
-
-    @property
-    def step_seconds(self) -> float:
-        """Seconds a microbatch; NaN before the first."""
-        elapsed = max(time.perf_counter() - self._started, 1e-9)
-        return elapsed / self.steps if self.steps else math.nan
+        return self._mass / self._elapsed
 
     def scalars(self) -> dict[str, float]:
         """Return the interval under the names of the log, `train/` before each."""
+        elapsed, devices = self._elapsed, jax.device_count()
         values = {
             "loss": self.loss,
             **self._last,
             **{name: t / m if m else 0.0 for name, (t, m) in self._ratios.items()},
-            "step_seconds": self.step_seconds,
-            "tokens_per_second_per_device": self.mass_per_second / jax.device_count(),
+            "step_seconds": elapsed / self.steps if self.steps else math.nan,
+            "tokens_per_second_per_device": self._mass / elapsed / devices,
+            **_efforts(self._flops / elapsed / devices),
         }
         return {f"train/{name}": value for name, value in values.items()}
+
+    @property
+    def _elapsed(self) -> float:
+        """Seconds of the interval, what was taken off it left out."""
+        return max(time.perf_counter() - self._started, 1e-9)
+
+
+def _efforts(flops_per_second: float) -> dict[str, float]:
+    """Return the rate of a device's arithmetic and the peak memory, as far as they are known."""
+    values = {}
+    if flops_per_second:
+        values["tflops_per_device"] = flops_per_second / 1e12
+        peak = peak_flops(jax.devices()[0].device_kind)
+        if peak is not None:
+            values["mfu"] = flops_per_second / peak
+    memory = peak_memory()
+    if memory is not None:
+        values["peak_memory_gib"] = memory / 2**30
+    return values

@@ -37,7 +37,8 @@ class Prefetch:
     read ahead. An error of the iterator is raised where its batch would have come.
 
     Args:
-        iterator: of batches, field name to numpy array.
+        iterator: of batches, field name to numpy array. One that draws its batches from the model
+            has `learned`, see `tell`.
         limit: how many batches will be asked for; none is read beyond.
         place: puts a batch on the devices, in memory that the iterator does not share.
         depth: how many batches may lie ready.
@@ -84,6 +85,16 @@ class Prefetch:
             raise item
         return item
 
+    def tell(self, variables: Any, step: int) -> None:
+        """Hand the variables after `step` steps to an iterator that draws its batches from them.
+
+        That is one with a method `learned(variables, step)`, and with `stop()`, which ends its
+        waiting.
+        """
+        learned = getattr(self._iterator, "learned", None)
+        if learned is not None:
+            learned(variables, step)
+
     def close(self, timeout: float = 10.0) -> None:
         """Stop the thread, then close the iterator where it can be closed.
 
@@ -91,6 +102,9 @@ class Prefetch:
             timeout: seconds to wait for the batch being read.
         """
         self._stopped.set()
+        waiting: Any = self._iterator
+        if hasattr(waiting, "learned"):
+            waiting.stop()
         while True:
             try:
                 self._ready.get_nowait()

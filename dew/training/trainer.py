@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,14 +19,16 @@ from dew.evaluation.metric import check_names
 from dew.objectives.base import Objective
 from dew.placement import Layout, MeshSpec, Placement
 from dew.tracking import Tracker
-from dew.training.compiled import CompiledStep, StepMemory, memory_of
+from dew.training.compiled import CompiledStep, StepMemory, forward_backward_flops, memory_of
 from dew.training.hang import HANG_SECONDS
-from dew.training.loop import Loop, Schedule
+from dew.training.loop import Loop
 from dew.training.progress import Progress, Silent, default_progress
+from dew.training.schedule import Schedule
 from dew.training.signals import Signals
 from dew.training.start import Beginning
 from dew.training.state import TrainState
 from dew.training.step import microstep
+from dew.training.window import ProfileWindow
 from dew.typing import Variables
 
 Report = Callable[[Mapping[str, float], int], None]
@@ -60,7 +63,9 @@ class Trainer:
         accumulation: microbatches an update. Their gradients and masses are added, so the
             update is that of one batch of all their rows.
         checkpoints: where to save, or None. `fit` borrows it.
-        tracker: where scalars and previews go, or None. `fit` borrows it.
+        tracker: where scalars, records and previews go, or None. `fit` borrows it, and goes on
+            with a warning if it fails.
+        profile: which steps of a fit to trace, or None.
         hang_timeout: seconds that a process of a pool waits for one batch or step before it ends,
             and all the others with it.
 
@@ -79,6 +84,7 @@ class Trainer:
         accumulation: int = 1,
         checkpoints: Checkpoints | None = None,
         tracker: Tracker | None = None,
+        profile: ProfileWindow | None = None,
         hang_timeout: float = HANG_SECONDS,
     ):
         if accumulation < 1:
@@ -90,6 +96,7 @@ class Trainer:
         self.accumulation = accumulation
         self.checkpoints = checkpoints
         self.tracker = tracker
+        self.profile = profile
         self.hang_timeout = hang_timeout
         self._beginning: Beginning | None = None
         self._compiled: CompiledStep | None = None
@@ -183,7 +190,8 @@ class Trainer:
         """Return the step, whose executables serve every fit of this trainer."""
         if self._compiled is None:
             step = microstep(self.objective, self.optimizer, accumulation=self.accumulation)
-            self._compiled = CompiledStep(step, self.placement)
+            work = partial(forward_backward_flops, self.objective)
+            self._compiled = CompiledStep(step, self.placement, work)
         return self._compiled
 
     def _check(self, dataset: Dataset, schedule: Schedule) -> None:

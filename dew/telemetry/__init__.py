@@ -1,0 +1,1 @@
+"""What a run says about itself beside its scalars: records, profiles, floating-point work."""
