@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 from torch import nn
@@ -13,7 +16,11 @@ from bridges.torch.export import NotExportable
 from bridges.torch.outputs import Output
 from bridges.torch.run import UnknownOperator
 from bridges.torch.tracing import from_torch
+from dew import Dataset, Trainer
 from dew.errors import InputRefused
+from dew.inputs import Field
+from dew.objectives.supervised import Supervised
+from dew.training.progress import Silent
 
 pytestmark = pytest.mark.torch
 
@@ -91,7 +98,9 @@ def test_training_mode_moves_the_buffers_as_torch_does(convolutional):
     module, traced = convolutional
     x = torch.randn(4, 3, 7, 7)
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    out, buffers = traced.apply_training(traced.variables, x.numpy(), key=jax.random.key(0))
+    options = {"train": True, "rngs": {"dropout": jax.random.key(0)}, "mutable": ["buffers"]}
+    out, changed = traced.apply(traced.variables, x.numpy(), **options)
+    buffers = changed["buffers"]
     module.train()
     module(x)
     after = {name: value.clone() for name, value in module.named_buffers()}
@@ -103,12 +112,38 @@ def test_training_mode_moves_the_buffers_as_torch_does(convolutional):
         close(jnp.asarray(buffers[name], jnp.float32), value.float())
 
 
+def test_a_traced_module_trains_under_an_objective_like_any_other(convolutional):
+    """Its loss falls, and its running statistics move."""
+    _, traced = convolutional
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(32, 3, 7, 7)).astype(np.float32)
+    labels = (images.mean((2, 3)) @ rng.normal(size=(3, 5))).argmax(-1).astype(np.int32)
+    objective = Supervised(
+        traced, Field("x", (3, 7, 7)), Field("label", ()), training={"train": True}
+    )
+    batch = {"x": images, "label": labels}
+    data = Dataset(lambda share: itertools.repeat(batch), None, records=32, batch=32)
+    losses: list[float] = []
+    state = Trainer(objective, optax.adam(1e-2), key=jax.random.key(0)).fit(
+        data,
+        steps=30,
+        log_every=10,
+        variables=traced.variables,
+        on_report=lambda scalars, step: losses.append(scalars["train/loss"]),
+        progress=Silent(),
+    )
+    assert losses[-1] < 0.7 * losses[0]
+    moved = state.params["buffers"]["norm.running_mean"]
+    assert not np.allclose(moved, traced.variables["buffers"]["norm.running_mean"])
+
+
 def test_dropout_draws_from_the_key(convolutional):
     _, traced = convolutional
     x = np.ones((64, 3, 7, 7), np.float32)
-    one, _ = traced.apply_training(traced.variables, x, key=jax.random.key(1))
-    same, _ = traced.apply_training(traced.variables, x, key=jax.random.key(1))
-    other, _ = traced.apply_training(traced.variables, x, key=jax.random.key(2))
+    one, same, other = (
+        traced.apply(traced.variables, x, train=True, rngs=jax.random.key(seed))
+        for seed in (1, 1, 2)
+    )
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
 

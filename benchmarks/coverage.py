@@ -1,0 +1,218 @@
+"""Which torch models run on JAX by tracing? One process a model, each with a limit of time.
+
+python benchmarks/coverage.py                  every type; writes coverage.json as it goes
+python benchmarks/coverage.py bert vit         some types
+python benchmarks/coverage.py --again          types that are in coverage.json too
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).with_name("coverage.json")
+STAGES = ("built", "ran", "exported", "forward", "gradient", "step")
+SECONDS = 300
+FORWARD, GRADIENT, STEP = 1e-4, 1e-3, 1e-3
+"""Largest errors: of the outputs' scale, of each gradient's norm, of each parameter's change."""
+
+
+def examine(kind: str) -> dict[str, Any]:
+    """Return how far one model comes, in a process of its own."""
+    found: dict[str, Any] = {"kind": kind}
+    started = time.perf_counter()
+    try:
+        _stages(kind, found)
+    except Exception as error:
+        notes = "; ".join(getattr(error, "__notes__", ()))
+        found["cause"] = f"{type(error).__name__}: {str(error).strip()[:600]} {notes}".strip()
+    found["seconds"] = round(time.perf_counter() - started, 1)
+    return found
+
+
+def _stages(kind: str, found: dict[str, Any]) -> None:
+    import numpy as np
+    import torch
+    from tiny_models import built
+
+    from bridges.torch.tracing import from_torch
+
+    module, inputs = built(kind)
+    found["built"] = True
+    outputs = _floats(module(**inputs))
+    again = _floats(module(**inputs))
+    found["ran"] = True
+    # What torch itself does not repeat (a draw in the forward pass) cannot be compared.
+    found["draws"] = any(not torch.equal(a, b) for a, b in zip(outputs, again, strict=True))
+    traced = from_torch(module, inputs, dynamic=False)
+    found["exported"] = True
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    static = tuple(name for name, value in arrays.items() if value.dtype.kind in "iub")
+    ours = _floats(_called(traced, arrays, static))
+    found["forward_error"] = worst = _error(ours, [out.detach().numpy() for out in outputs])
+    found["forward"] = bool(worst <= FORWARD)
+    weights = [np.random.default_rng(0).normal(size=out.shape) for out in ours]
+    theirs = _torch_gradients(module, outputs, weights)
+    gradients = _gradients(traced, arrays, weights)
+    found["gradient_error"] = worst = _gradient_error(gradients, theirs)
+    found["gradient"] = bool(worst <= GRADIENT)
+    found["step_error"] = worst = _step_error(traced, module, gradients)
+    found["step"] = bool(worst <= STEP)
+
+
+def _called(traced: Any, arrays: Mapping[str, Any], static: tuple[str, ...]) -> Any:
+    from dew.errors import InputRefused
+
+    try:
+        return traced(**arrays)
+    except InputRefused:
+        # An integer input decides a shape: its values are taken as constants.
+        traced._static = static
+        return traced(**arrays)
+
+
+def _floats(output: Any) -> list[Any]:
+    """Return every array of floats in an output, in order."""
+    if isinstance(output, Mapping):
+        return [leaf for part in output.values() for leaf in _floats(part)]
+    if isinstance(output, list | tuple):
+        return [leaf for part in output for leaf in _floats(part)]
+    return [output] if "float" in str(getattr(output, "dtype", "")) else []
+
+
+def _error(ours: list[Any], theirs: list[Any]) -> float:
+    import numpy as np
+
+    if [out.shape for out in ours] != [out.shape for out in theirs]:
+        raise ValueError(f"outputs {[o.shape for o in ours]}, torch's {[o.shape for o in theirs]}")
+    worst = 0.0
+    for mine, other in zip(ours, theirs, strict=True):
+        mine, other = np.asarray(mine, np.float64), np.asarray(other, np.float64)
+        if not np.array_equal(np.isnan(mine), np.isnan(other)):
+            return float("inf")
+        finite = np.isfinite(other)
+        if finite.any():
+            scale = max(np.abs(other[finite]).max(), 1e-6)
+            worst = max(worst, float(np.abs(mine - other)[finite].max() / scale))
+    return worst
+
+
+def _torch_gradients(module: Any, outputs: list[Any], weights: list[Any]) -> dict[str, Any]:
+    import torch
+
+    module.zero_grad()
+    pairs = zip(outputs, weights, strict=True)
+    loss = sum((out.float() * torch.tensor(w, dtype=torch.float32)).sum() for out, w in pairs)
+    loss.backward()
+    return {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
+
+
+def _gradients(traced: Any, arrays: Mapping[str, Any], weights: list[Any]) -> dict[str, Any]:
+    import jax
+    import jax.numpy as jnp
+
+    known, varying = traced._parted((), arrays)
+
+    def loss(params: Any) -> Any:
+        variables = {**traced.variables, "params": params}
+        outputs = _floats(traced.apply(variables, **known, **varying))
+        return sum(jnp.sum(out * w) for out, w in zip(outputs, weights, strict=True))
+
+    return jax.jit(jax.grad(loss))(traced.variables["params"])
+
+
+def _gradient_error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    import numpy as np
+
+    largest = max((np.abs(value).max() for value in theirs.values() if value.size), default=0.0)
+    worst = 0.0
+    for name, value in theirs.items():
+        if value.size:
+            gap = np.linalg.norm(np.asarray(ours[name], np.float64) - value)
+            floor = 1e-3 * largest * value.size**0.5
+            worst = max(worst, float(gap / max(np.linalg.norm(value), floor, 1e-30)))
+    return worst
+
+
+def _step_error(traced: Any, module: Any, gradients: Mapping[str, Any]) -> float:
+    """Return how far one step of gradient descent ends from torch's, of the step's own size."""
+    import jax
+    import optax
+    import torch
+
+    rate = 1e-2
+    before = {n: p.detach().clone() for n, p in module.named_parameters() if p.grad is not None}
+    torch.optim.SGD(module.parameters(), lr=rate).step()
+    moved = {n: (p.detach() - before[n]) for n, p in module.named_parameters() if n in before}
+    tx = optax.sgd(rate)
+    params = traced.variables["params"]
+    updates, _ = tx.update(gradients, tx.init(params), params)
+    changes = jax.tree.map(lambda new, old: new - old, optax.apply_updates(params, updates), params)
+    return _gradient_error(
+        {name: changes[name] / rate for name in moved},
+        {name: (change / rate).numpy() for name, change in moved.items()},
+    )
+
+
+def run_one(kind: str) -> dict[str, Any]:
+    """Examine a model in a child, which is ended when it takes too long."""
+    command = [sys.executable, "-W", "ignore", __file__, "--child", kind]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=env)
+    except subprocess.TimeoutExpired:
+        return {"kind": kind, "cause": f"took over {SECONDS} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        last = (done.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
+        return {"kind": kind, "cause": f"ended with {done.returncode}: {last[:300]}"}
+    return json.loads(lines[-1])
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return how many models reach each stage, and the causes of those that were exported only."""
+    counts = Counter(s for found in results.values() for s in STAGES if found.get(s))
+    lines = [f"{len(results)} types"] + [f"{stage:10s}{counts[stage]:6d}" for stage in STAGES]
+    for kind, found in sorted(results.items()):
+        if found.get("exported") and not (found.get("forward") and found.get("gradient")):
+            errors = [f"{s} {found[f'{s}_error']:.1e}" for s in STAGES if f"{s}_error" in found]
+            lines.append(f"  {kind}: {found.get('cause') or ', '.join(errors)}"[:300])
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Sweep, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*")
+    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(examine(options.kinds[0])), flush=True)
+        return
+    from tiny_models import known_types, vision_models
+
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kinds = options.kinds or [*known_types(), *vision_models()]
+    wanted = [k for k in kinds if options.again or options.kinds or k not in results]
+    with ThreadPoolExecutor(options.workers) as pool:
+        for number, found in enumerate(pool.map(run_one, wanted), 1):
+            results[found["kind"]] = found
+            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+            reached = [stage for stage in STAGES if found.get(stage)]
+            print(f"{number}/{len(wanted)} {found['kind']}: {' '.join(reached)}", flush=True)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
