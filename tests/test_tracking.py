@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from dew.artifacts import TextSamples, TokenScores
+from dew.telemetry.records import FitEnded, RunRecord
 from dew.tracking import LocalTracker, Tracker, Trackers
 from dew.tracking.plots import curves_of
 
@@ -77,6 +80,43 @@ def test_text_samples_become_a_file(tmp_path):
         tracker.artifact(TokenScores(np.zeros(1), np.zeros(1)), 4)
 
 
+def test_records_are_typed_lines_of_their_own_journal(tmp_path):
+    tracker = LocalTracker(tmp_path)
+    tracker.artifact(FitEnded("failed", error="x", seconds=math.inf), 7)
+    tracker.artifact(RunRecord("a", {"rates": (1, math.nan)}, versions={}), 0)
+    lines = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert lines == tracker.records()
+    assert lines[0] == {
+        "type": "FitEnded",
+        "step": 7,
+        "status": "failed",
+        "error": "x",
+        "seconds": "+Inf",
+    }
+    assert lines[1]["config"] == {"rates": [1, "NaN"]}
+    assert not (tmp_path / "scalars.jsonl").exists()
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_full_disk_is_an_error_and_the_next_report_starts_a_line_of_its_own(tmp_path):
+    """RLIMIT_FSIZE in a process of its own: the kernel cuts a write as a full disk does."""
+    code = (
+        "import resource, signal, sys; from dew import LocalTracker\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "tracker = LocalTracker(sys.argv[1]); tracker.log({'a': 1.0}, 1)\n"
+        "hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))\n"
+        "try: tracker.log({'a': 2.0}, 2); print('written')\n"
+        "except OSError as error: print('refused')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+        "tracker.log({'a': 3.0}, 3)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert out.stdout == "refused\n"
+    assert [record["step"] for record in LocalTracker(tmp_path).scalars()] == [1, 3]
+
+
 def test_a_closed_tracker_takes_nothing_more(tmp_path):
     tracker = LocalTracker(tmp_path)
     tracker.close()
@@ -87,19 +127,32 @@ def test_a_closed_tracker_takes_nothing_more(tmp_path):
         tracker.artifact(TextSamples(np.zeros((1, 1))), 1)
 
 
-def test_plots_show_loss_and_perplexity_and_mark_what_is_not_finite(tmp_path):
-    pytest.importorskip("matplotlib")
+def test_plots_show_every_group_of_scalars_and_mark_what_is_not_finite(tmp_path):
+    """Marks and gaps are those of matplotlib's own figure; a file is a PNG that Pillow reads."""
+    Image = pytest.importorskip("PIL.Image")
     with LocalTracker(tmp_path, plots=True) as tracker:
         for step, loss in enumerate([3.0, 2.0, math.nan, 1.0], start=1):
             tracker.log({"train/loss": loss, "train/step_seconds": 1.0}, step)
-        tracker.log({"val/perplexity": 4.0}, 4)
-        assert not (tmp_path / "loss.png").exists(), "nothing is drawn while training"
-    for name in ("loss", "perplexity"):
-        content = (tmp_path / f"{name}.png").read_bytes()
-        assert content.startswith(b"\x89PNG")
-        assert len(content) > 5000
-    assert tracker.plot() == [tmp_path / "loss.png", tmp_path / "perplexity.png"]
+        tracker.log({"val/loss": 4.0, "val/psnr": math.inf}, 4)
+        assert not (tmp_path / "plots").exists(), "nothing is drawn while training"
+    files = [tmp_path / "plots" / f"{name}.png" for name in ("loss", "psnr", "step_seconds")]
+    assert sorted((tmp_path / "plots").iterdir()) == files
+    for file in files:
+        with Image.open(file) as picture:
+            assert picture.size == (840, 480)
+    assert tracker.plot() == files
+    assert [record["train/loss"] for record in tracker.scalars()[:4]] == [3.0, 2.0, "NaN", 1.0]
     assert LocalTracker(tmp_path / "empty").plot() == []
+
+
+def test_plotting_opens_no_display_and_leaves_the_callers_backend_alone(tmp_path):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    tracker = LocalTracker(tmp_path)
+    tracker.log({"train/loss": 1.0}, 1)
+    tracker.plot()
+    assert dict(matplotlib.rcParams) == before
 
 
 def test_a_step_logged_again_counts_as_it_was_last():
