@@ -1,17 +1,14 @@
-"""What lies on disk: types, chunks, the manifest's seal, and the first format."""
+"""What lies on disk: types, chunks and the manifest's seal."""
 
 from __future__ import annotations
-
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_checkpoints import SHARE, assert_same, saved
+from test_checkpoints import assert_same, saved
 
 from dew.checkpoints import Checkpoints
-from dew.checkpoints.manifest import file_digest
 from dew.checkpoints.shards import chunk_of
 
 
@@ -56,33 +53,3 @@ def test_a_flipped_bit_in_the_manifest_is_found(tmp_path):
             state, _ = Checkpoints(str(tmp_path)).restore()
         assert len(caught) == 1
         assert state["w"][0] == 1
-
-
-def test_a_checkpoint_of_the_first_format_still_restores(tmp_path):
-    """As dew wrote it through orbax, which is the oracle of our reader."""
-    from orbax.checkpoint import v1 as ocp
-
-    state = {
-        "layer": {"kernel": np.arange(12, dtype="f4").reshape(3, 4)},
-        "count": np.array(3, "i4"),
-    }
-    row = {"index": np.zeros(1, "i4"), "count": np.ones(1, "i4"), "length": np.array([2])}
-    data = {**row, "position": np.frombuffer(b"41\0", np.uint8)[None].copy()}
-    folder = tmp_path / "checkpoint-7"
-    (folder / "dew").mkdir(parents=True)
-    tree = {"state": {"params": state}, "data": data}
-    context = ocp.Context()
-    context.async_options.create_directories_asynchronously = False
-    with context:
-        ocp.save_checkpointables_async(str(folder / "dew" / "tree"), tree).result()
-    leaves = {"params": {"layer": {"kernel": ["float32", [3, 4]]}, "count": ["int32", []]}}
-    record = {"format": 1, "step": 7, "metrics": {}, "leaves": leaves, "unset": ["ema"]}
-    files = {
-        path.relative_to(folder).as_posix(): file_digest(path)
-        for path in (folder / "dew").rglob("*")
-        if path.is_file()
-    }
-    (folder / "dew" / "checkpoint.json").write_text(json.dumps({**record, "files": files}))
-    back, position = Checkpoints(str(tmp_path)).restore(share=SHARE)
-    assert position == b"41"
-    assert_same(back, {"params": jax.tree.map(np.asarray, state), "ema": None})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 
 import numpy as np
 import pytest
@@ -40,16 +41,22 @@ def test_a_lock_that_a_dead_process_left_is_taken_over_with_one_warning(tmp_path
 
 @pytest.mark.parametrize("host", ["elsewhere", None])
 def test_a_lock_that_may_be_alive_is_refused_and_stays(tmp_path, host):
-    """Another host's processes cannot be seen from here; the advice says how to go on."""
-    lock = tmp_path / LOCK
+    """Another host's processes cannot be seen from here; the command in the message goes on."""
+    directory = tmp_path / "a run"
+    directory.mkdir()
+    lock = directory / LOCK
     held = {"run": "r1", "pid": os.getppid(), "host": host or socket.gethostname()}
     lock.write_text(json.dumps(held))
-    checkpoints = Checkpoints(str(tmp_path))
-    with pytest.raises(InputRefused, match=rf"run 'r1', process {os.getppid()} on .*remove.*lock"):
+    checkpoints = Checkpoints(str(directory))
+    with pytest.raises(InputRefused, match=rf"run 'r1', process {os.getppid()} on ") as caught:
         checkpoints.save(1, {"w": np.zeros(3)}, None)
+    message = str(caught.value)
+    assert f"If no run on '{held['host']}' saves there any more, remove its lock" in message
+    assert ("from this machine nobody can see" in message) == (host is not None)
     assert json.loads(lock.read_text()) == held
-    assert names_in(tmp_path) == []
-    lock.unlink()
+    assert names_in(directory) == []
+    command = message[message.index("rm ") :]
+    subprocess.run(command, shell=True, check=True)
     checkpoints.save(1, {"w": np.zeros(3)}, None)
     checkpoints.wait()
     assert checkpoints.latest == 1

@@ -231,13 +231,13 @@ def test_a_tracker_a_preview_or_a_metric_changes_no_draw(tmp_path):
     assert len(shown[2]) == 3
 
 
-def test_previews_never_reach_the_metrics():
+def test_previews_never_reach_the_metrics(tmp_path):
     """The metric reads TextSamples, which only the preview gives."""
     from dew.errors import InputRefused
 
     with pytest.raises(InputRefused, match="reads TextSamples"):
         fit(
-            trainer_of(Drawing(), tracker=LocalTracker("unused")),
+            trainer_of(Drawing(), tracker=LocalTracker(tmp_path)),
             eval_every=2,
             metrics=(Perplexity(reads=TextSamples),),
             preview=True,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from functools import cached_property, partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from bridges.torch.store import (
 from dew.errors import InputRefused, WeightMismatch, listed, shown
 from dew.inference.bundle import Bundle
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 RECORD, BUFFERS = "module.json", "buffers.safetensors"
 
 
@@ -125,14 +128,22 @@ def load_traced(
 
 
 def is_traceable(config: Mapping[str, Any], dtype: str) -> bool:
-    """Tell whether a trace is kept, or the installed transformers knows the config's model type."""
+    """Tell whether the installed transformers has a class for a config's model type.
+
+    Its table of types is looked through as a text: importing transformers takes seconds, and a
+    name that is refused should not cost them.
+    """
+    name = str(config.get("model_type"))
+    if "auto_map" in config or not _NAME.fullmatch(name):
+        return False
     if _record(_home(config, dtype)) is not None:
         return True
-    try:
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    except ImportError:
+    found = find_spec("transformers")
+    if found is None or found.origin is None:
         return False
-    return config.get("model_type") in CONFIG_MAPPING_NAMES and "auto_map" not in config
+    auto = Path(found.origin).parent / "models" / "auto"
+    tables = (auto / "auto_mappings.py", auto / "configuration_auto.py")
+    return any(f'"{name}", "' in table.read_text("utf-8") for table in tables if table.is_file())
 
 
 class _Made:

@@ -18,7 +18,7 @@ from dew.artifacts.coordination import rank
 from dew.checkpoints import commit
 from dew.checkpoints.commit import CheckpointFailed
 from dew.checkpoints.leaves import Path as LeafPath
-from dew.checkpoints.leaves import fields_of, leaves_of
+from dew.checkpoints.leaves import fields_of, leaves_of, outline_of
 from dew.checkpoints.lock import Lock
 from dew.checkpoints.manifest import CheckpointDamaged, Manifest, damage, read_manifest
 from dew.checkpoints.meeting import agreed_values
@@ -375,7 +375,8 @@ class Checkpoints:
         placement = placement_of(leaves, self.directory) if local else None
         unset = tuple(name for name, value in fields.items() if value is None)
         description = Manifest(step, metrics, shapes_of(copies), unset, {}, placement)
-        save = Save(description, copies, position_row(saved, share), error)
+        row = position_row(saved, share)
+        save = Save(description, copies, outline_of(state), row, error)
         return save, jax.tree.structure(state)
 
     def _begin(self, write: Callable[[], None]) -> None:

@@ -81,6 +81,7 @@ def commit(aside: Path, step: int) -> Path:
     replaced = _renamed_aside(final) if final.exists() else None
     os.rename(aside, final)
     sync(final.parent)
+    _sync_above(final.parent)
     if replaced is not None:
         shutil.rmtree(replaced)
     return final
@@ -115,6 +116,17 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_above(directory: Path) -> None:
+    """Flush the folders that hold a run's folder, so that its name is there after a power loss."""
+    for folder in directory.parents:
+        if os.path.ismount(folder / directory.relative_to(folder).parts[0]):
+            return
+        try:
+            sync(folder)
+        except PermissionError:
+            return  # this program could make no folder there
 
 
 def bytes_under(folder: Path) -> int:

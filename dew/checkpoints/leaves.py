@@ -39,6 +39,34 @@ def leaves_of(tree: Any) -> dict[Path, Any]:
     return {tuple(_name(entry) for entry in path): leaf for path, leaf in pairs}
 
 
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A leaf of a tree, or a node that holds nothing.
+
+    Attributes:
+        path: the names of the nodes above it, and its own.
+        numbered: for each of those names, whether it is a place in a tuple or a list.
+        empty: `None`, `Dict`, `List` or `Tuple` for a node that holds nothing, None for a leaf.
+    """
+
+    path: Path
+    numbered: tuple[bool, ...]
+    empty: str | None = None
+
+
+def outline_of(tree: Any) -> tuple[Node, ...]:
+    """Return every leaf of `tree` and every node that holds nothing."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_holds_nothing)
+    return tuple(
+        Node(
+            tuple(_name(entry) for entry in path),
+            tuple(isinstance(entry, jax.tree_util.SequenceKey) for entry in path),
+            _kind(node) if _holds_nothing(node) else None,
+        )
+        for path, node in pairs
+    )
+
+
 def nested(leaves: Mapping[Path, Any]) -> dict[str, Any]:
     """Return nested dicts with each leaf at its path.
 
@@ -74,6 +102,17 @@ def restored(value: Any, wanted: Any) -> Any:
     if is_key(wanted):
         return jax.random.wrap_key_data(value, impl=_implementation(wanted))
     return value
+
+
+def _holds_nothing(node: Any) -> bool:
+    structure = jax.tree.structure(node)
+    return structure.num_nodes == 1 and not structure.num_leaves
+
+
+def _kind(node: Any) -> str:
+    # An empty named tuple, as optax has them, counts as None.
+    kinds = {tuple: "Tuple", list: "List", dict: "Dict"}
+    return kinds.get(type(node), "None")
 
 
 def _implementation(wanted: Any) -> Any:

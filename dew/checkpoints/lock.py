@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shlex
 import socket
 import uuid
 import warnings
@@ -62,12 +63,7 @@ def _acquire(path: Path) -> None:
         if holder is None:
             continue  # released in between
         if not _is_gone(holder):
-            raise InputRefused(
-                f"{path.parent} is in use by run {shown(holder.get('run'), 40)}, process "
-                f"{shown(holder.get('pid'), 20)} on {shown(holder.get('host'), 80)}: two runs "
-                f"may not save into one folder. Wait for it, pass another directory, or remove "
-                f"{path} if that run is gone."
-            )
+            raise InputRefused(_refusal(path, holder))
         if _taken_away(path, holder):
             warnings.warn(
                 f"{path.parent}: taking over from run {shown(holder.get('run'), 40)}, process "
@@ -78,13 +74,30 @@ def _acquire(path: Path) -> None:
     raise InputRefused(f"{path} changes hands all the time: more than one run wants this folder.")
 
 
+def _refusal(path: Path, holder: dict[str, Any]) -> str:
+    host = shown(holder.get("host"), 80)
+    elsewhere = holder.get("host") != socket.gethostname()
+    blind = "from this machine nobody can see whether it still runs. " if elsewhere else ""
+    return (
+        f"{path.parent} is in use by run {shown(holder.get('run'), 40)}, process "
+        f"{shown(holder.get('pid'), 20)} on {host}: two runs may not save into one folder. {blind}"
+        f"Wait for it or pass another directory. If no run on {host} saves there any more, remove "
+        f"its lock and start again: rm {shlex.quote(str(path))}"
+    )
+
+
 def _create(path: Path) -> None:
     """Put the whole lock there in one act, or raise FileExistsError."""
     ours = {"run": _RUN, "pid": os.getpid(), "host": socket.gethostname(), "born": _born()}
     text = json.dumps(ours) + "\n"
-    draft = path.with_name(f"{NAME}.{_RUN}")
+    # A fork has this run's name too.
+    draft = path.with_name(f"{NAME}.{_RUN}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            # An empty lock, after a power loss, would name nobody and stay.
+            os.fsync(file.fileno())
         os.link(draft, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
@@ -98,7 +111,7 @@ def _create(path: Path) -> None:
 
 def _taken_away(path: Path, holder: dict[str, Any]) -> bool:
     """Remove a dead run's lock; False where another run was faster, and its lock stays."""
-    away = path.with_name(f"{NAME}.{_RUN}.dead")
+    away = path.with_name(f"{NAME}.{_RUN}.{os.getpid()}.dead")
     try:
         os.rename(path, away)
     except FileNotFoundError:

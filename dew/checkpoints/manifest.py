@@ -14,9 +14,8 @@ from dew.errors import InputRefused, listed, shown
 FORMAT = 2
 NAME = "dew/checkpoint.json"
 
-# The text above its own sha256 is what that one is of; the first format had none.
+# The text above its own sha256 is what that one is of.
 _SEAL = ',\n "sha256": "'
-_KNOWN = (1, FORMAT)
 
 
 class CheckpointDamaged(InputRefused):
@@ -63,23 +62,19 @@ def read_manifest(folder: Path) -> Manifest:
         text = path.read_bytes().decode()
         record = json.loads(text)
         version = record["format"]
-        if version in _KNOWN:
-            values = {
-                field.name: record[field.name]
-                for field in dataclasses.fields(Manifest)
-                if version != 1 or field.name in record
-            }
+        if version == FORMAT:
+            values = {field.name: record[field.name] for field in dataclasses.fields(Manifest)}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointDamaged(f"{path}: not a checkpoint's manifest ({shown(error)})") from error
     sealed = _is_sealed(text)
-    if version not in _KNOWN:
+    if version != FORMAT:
         # A flipped bit can look like another format; then the seal does not fit.
         kind = InputRefused if sealed else CheckpointDamaged
         raise kind(
             f"{path}: format {shown(version)}, this dew reads format {FORMAT}. Use the dew that "
             "wrote it."
         )
-    if version != 1 and not sealed:
+    if not sealed:
         raise CheckpointDamaged(f"{path}: not the text that was written (its sha256 differs)")
     return Manifest(**{**values, "unset": tuple(values["unset"])})
 

@@ -17,9 +17,11 @@ from dew.artifacts.agreement import Meetings
 from dew.artifacts.coordination import pool_size, rank
 from dew.checkpoints import commit
 from dew.checkpoints.commit import CheckpointFailed
+from dew.checkpoints.leaves import Node
 from dew.checkpoints.leaves import Path as LeafPath
 from dew.checkpoints.manifest import NAME, Manifest, file_digest
 from dew.checkpoints.meeting import PartFailed, together
+from dew.checkpoints.orbax_metadata import describe_for_orbax
 from dew.checkpoints.position import position_arrays
 from dew.checkpoints.shards import HostLeaf
 from dew.checkpoints.steps import steps_of
@@ -33,12 +35,14 @@ class Save:
     Attributes:
         description: the manifest without its files.
         leaves: this process's pieces.
+        outline: every leaf and every empty node of the state.
         row: its data position, as JSON carries it.
         error: what kept it from having the rest, or None.
     """
 
     description: Manifest
     leaves: Mapping[LeafPath, HostLeaf]
+    outline: tuple[Node, ...]
     row: Mapping[str, Any]
     error: BaseException | None = None
 
@@ -93,7 +97,9 @@ def write_shared(
         if rank() == 0:
             _check_whole(save.leaves, [part["elements"] for part in parts])
             merge(aside, pool_size())
-            write_data(aside, position_arrays([part["row"] for part in parts]))
+            rows = position_arrays([part["row"] for part in parts])
+            write_data(aside, rows)
+            describe_for_orbax(aside, save.outline, rows)
             extra(aside)
             written = {name: digest for part in parts for name, digest in part["files"].items()}
             _describe(aside, save.description, written)

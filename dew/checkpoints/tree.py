@@ -1,10 +1,15 @@
-"""The arrays inside a checkpoint: TensorStore zarr arrays in one OCDBT store a process, merged."""
+"""The arrays inside a checkpoint: TensorStore zarr arrays in one OCDBT store a process, merged.
+
+They lie as orbax lays them, under its names. They are written here and not by orbax, since every
+file has to be synced before the commit, a process that fails must keep nobody waiting, and all
+processes are to raise the same error.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +53,9 @@ def write_pieces(folder: Path, process: int, leaves: Mapping[LeafPath, HostLeaf]
         process: the number of this process.
         leaves: what it writes of each leaf.
     """
-    base = process_folder(folder, process)
+    base, names = process_folder(folder, process), _names(leaves)
     for group in _groups(leaves):
-        _write(base, group)
+        _write(base, group, names)
 
 
 def merge(folder: Path, processes: int) -> None:
@@ -73,13 +78,28 @@ def write_data(folder: Path, rows: Mapping[str, np.ndarray]) -> None:
     for name, array in rows.items():
         box = whole_box(array.shape)
         leaves[(name,)] = HostLeaf(array.shape, array.dtype, array.shape, (Piece(box, array),))
-    _write(folder / DATA, leaves)
+    _write(folder / DATA, leaves, _names(leaves))
 
 
 def read_data(folder: Path) -> dict[str, np.ndarray]:
     """Read the data rows: `index`, `count`, `length` [P] and `position` [P, longest] bytes."""
     names = ("index", "count", "length", "position")
-    return {name: _array(folder / DATA, (name,)).read().result() for name in names}
+    return {name: _array(folder / DATA, name).read().result() for name in names}
+
+
+def spelling(paths: Iterable[LeafPath]) -> Callable[[LeafPath], LeafPath]:
+    """Return what gives each path of a state as it is spelled on disk.
+
+    That is as it is, unless names that hold dots make two leaves one once their parts are joined
+    by dots: then dots, slashes and percent signs within the names of that state are spelled out.
+
+    Args:
+        paths: of every leaf of the state.
+    """
+    known = list(paths)
+    if len({".".join(path) for path in known}) == len(known):
+        return lambda path: path
+    return lambda path: tuple(_spelled_out(part) for part in path)
 
 
 def read_tree(
@@ -94,10 +114,10 @@ def read_tree(
     """
     found: dict[LeafPath, Any] = {}
     under_way: deque[tuple[LeafPath, _Reading]] = deque()
-    held = 0
+    held, names = 0, _names(stored)
     for path, leaf in wanted.items():
         sharding = getattr(leaf, "sharding", None)
-        reading = _Reading.begin(folder, path, stored[path], sharding)
+        reading = _Reading.begin(folder, names[path], stored[path], sharding)
         under_way.append((path, reading))
         held += reading.bytes
         while held > READ_AHEAD:
@@ -119,14 +139,14 @@ class _Reading:
     parts: Mapping[Box, Any]
 
     @classmethod
-    def begin(cls, folder: Path, path: LeafPath, stored: Any, sharding: Any) -> _Reading:
+    def begin(cls, folder: Path, name: str, stored: Any, sharding: Any) -> _Reading:
         shape, dtype = tuple(stored.shape), np.dtype(stored.dtype)
         boxes = {whole_box(shape)}
         if sharding is not None:
             boxes = set(boxes_on(sharding, shape).values())
         parts: dict[Box, Any] = dict.fromkeys(boxes)
         if 0 not in shape:
-            array = _array(folder / STATE, path)
+            array = _array(folder / STATE, name)
             parts = {box: array[slices_of(box)].read() for box in parts}
         return cls(shape, dtype, sharding, parts)
 
@@ -156,7 +176,7 @@ def _groups(leaves: Mapping[LeafPath, HostLeaf]) -> Iterator[dict[LeafPath, Host
     group: dict[LeafPath, HostLeaf] = {}
     held = 0
     for path, leaf in leaves.items():
-        if not leaf.elements:
+        if not leaf.pieces:
             continue
         group[path] = leaf
         held += leaf.elements * leaf.dtype.itemsize
@@ -167,14 +187,14 @@ def _groups(leaves: Mapping[LeafPath, HostLeaf]) -> Iterator[dict[LeafPath, Host
         yield group
 
 
-def _write(base: Path, leaves: Mapping[LeafPath, HostLeaf]) -> None:
+def _write(base: Path, leaves: Mapping[LeafPath, HostLeaf], names: Mapping[LeafPath, str]) -> None:
     import tensorstore as ts
 
     transaction = ts.Transaction()
     copied = []
     for path, leaf in leaves.items():
         array = ts.open(
-            _array_spec(base, path, leaf), context=_context(), transaction=transaction
+            _array_spec(base, names[path], leaf), context=_context(), transaction=transaction
         ).result()
         for piece in leaf.pieces:
             values = piece.values.astype(array.dtype.numpy_dtype, copy=False)
@@ -187,26 +207,26 @@ def _write(base: Path, leaves: Mapping[LeafPath, HostLeaf]) -> None:
     transaction.commit_async().result()
 
 
-def _array(base: Path, path: LeafPath) -> Any:
+def _array(base: Path, name: str) -> Any:
     import tensorstore as ts
 
-    store = {**_store(base), "path": f"{_name(path)}/"}
+    store = {**_store(base), "path": f"{name}/"}
     # A chunk that nobody wrote is an error, not a chunk of zeros.
     spec = {"driver": "zarr3", "kvstore": store, "fill_missing_data_reads": False}
     return ts.open(spec, open=True, read=True, context=_context()).result()
 
 
-def _array_spec(base: Path, path: LeafPath, leaf: HostLeaf) -> dict[str, Any]:
-    name = _STORED_AS.get(leaf.dtype.name, leaf.dtype.name)
+def _array_spec(base: Path, name: str, leaf: HostLeaf) -> dict[str, Any]:
+    data_type = _STORED_AS.get(leaf.dtype.name, leaf.dtype.name)
     codec: dict[str, Any] = {"name": "bytes"}
     if leaf.dtype.itemsize > 1:
         codec["configuration"] = {"endian": "little"}
     return {
         "driver": "zarr3",
-        "kvstore": {**_store(base, writing=True), "path": f"{_name(path)}/"},
+        "kvstore": {**_store(base, writing=True), "path": f"{name}/"},
         "metadata": {
             "shape": list(leaf.shape),
-            "data_type": name,
+            "data_type": data_type,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(leaf.chunk)}},
             # Weights and moments hardly compress; it would take the cores from the training.
             "codecs": [codec],
@@ -226,11 +246,14 @@ def _store(base: Path, *, writing: bool = False) -> dict[str, Any]:
     return store
 
 
-def _name(path: LeafPath) -> str:
-    # A dot joins the names, so one within a name is spelled out.
-    return ".".join(
-        part.replace("%", "%25").replace(".", "%2E").replace("/", "%2F") for part in path
-    )
+def _names(paths: Iterable[LeafPath]) -> dict[LeafPath, str]:
+    known = list(paths)
+    spelled = spelling(known)
+    return {path: ".".join(spelled(path)) for path in known}
+
+
+def _spelled_out(part: str) -> str:
+    return part.replace("%", "%25").replace(".", "%2E").replace("/", "%2F")
 
 
 @functools.cache

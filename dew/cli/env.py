@@ -18,7 +18,7 @@ COMMAND = Command(
 )
 
 _PACKAGES = (
-    *("dew", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "ml-dtypes"),
+    *("dew", "jax", "jaxlib", "flax", "optax", "tensorstore", "numpy", "ml-dtypes"),
     *("safetensors", "tokenizers", "huggingface-hub", "gguf", "jinja2", "pyyaml", "rich"),
     *("pyarrow", "matplotlib", "torch", "transformers"),
 )

@@ -16,7 +16,7 @@ import numpy as np
 COMPLETED, INTERRUPTED, FAILED = "completed", "interrupted", "failed"
 """How a fit ends: all its steps made, told to stop, or by an error."""
 
-PACKAGES = ("dew", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tensorstore")
+PACKAGES = ("dew", "jax", "jaxlib", "flax", "optax", "numpy", "tensorstore")
 
 
 @dataclass(frozen=True)
