@@ -147,7 +147,9 @@ def _index_add(d: Draw, name: str) -> Call:
 def _index_fill(d: Draw, name: str) -> Call:
     shape = d.of((3, 4), (5,), (2, 3, 2), ())
     dtype, dim = d.of(*REAL), d.axis(shape)
-    index = d.places((2,), shape[dim], negative=True) if shape else torch.tensor([0])
+    # torch's own derivative by a value in a tensor takes no place counted from the end.
+    behind = name == "index_fill.int_Scalar"
+    index = d.places((2,), shape[dim], negative=behind) if shape else torch.tensor([0])
     value = d.of(2, 1) if name == "index_fill.int_Scalar" else d.tensor((), dtype)
     return Call((d.tensor(shape, dtype), dim, index, value))
 

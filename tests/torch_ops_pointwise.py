@@ -55,6 +55,7 @@ def _product_scalar(d: Draw, name: str) -> Call:
     whole = not x.is_floating_point()
     divisors = (2, 3, 1) if x.dtype == torch.uint8 else (2, -3, 1)
     options = _SCALARS if name == "mul.Scalar" else (*divisors, 1.5, -2.5)
+    options = (*options, -3) if name == "div.Scalar" else options
     if whole and d.flag():
         options = divisors
     return Call((x, d.of(*options)), gradient=_plain((x,)))

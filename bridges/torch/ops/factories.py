@@ -61,6 +61,16 @@ def _new_ones(x: jax.Array, size: Any, dtype: str | None = None) -> jax.Array:
     return _ones(size, dtype=dtype)
 
 
+@operator("fill.Scalar", "fill.Tensor")
+def _fill(x: jax.Array, value: Any) -> jax.Array:
+    return jnp.broadcast_to(array(value, x.dtype), x.shape)
+
+
+@operator("copy.default")
+def _copy(x: jax.Array, source: jax.Array, non_blocking: bool = False) -> jax.Array:
+    return jnp.broadcast_to(source, x.shape).astype(x.dtype)
+
+
 @operator("scalar_tensor.default", needs=("dtype",))
 def _scalar_tensor(value: Any, dtype: str | None = None) -> jax.Array:
     return array(value, dtype_of(dtype))

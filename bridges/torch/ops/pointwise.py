@@ -26,6 +26,12 @@ def _pair(x: Any, y: Any) -> tuple[jax.Array, jax.Array]:
     return array(x, dtype), array(y, dtype)
 
 
+def _float_pair(x: Any, y: Any) -> tuple[jax.Array, jax.Array]:
+    """Return both as floats: whole numbers become them before they could go round in 8 bits."""
+    dtype = promoted(x, y, 1.0)
+    return array(x, dtype), array(y, dtype)
+
+
 def _binary(*names: str) -> Callable:
     """Enter a function of two arrays that are first brought to torch's common dtype."""
 
@@ -73,8 +79,8 @@ def _mul(x, y):
 
 @operator("div.Tensor", "div.Scalar", "true_divide.Tensor")
 def _div(x: Any, y: Any) -> jax.Array:
-    x, y = _pair(x, y)
-    return floating(x) / floating(y)
+    x, y = _float_pair(x, y)
+    return x / y
 
 
 @operator("div.Tensor_mode", "div.Scalar_mode")
@@ -124,7 +130,7 @@ def _pow(x: Any, y: Any) -> jax.Array:
     return jnp.power(x, y)
 
 
-_binary("atan2.default")(lambda x, y: jnp.arctan2(floating(x), floating(y)))
+operator("atan2.default")(lambda x, y: jnp.arctan2(*_float_pair(x, y)))
 _binary("hypot.default")(jnp.hypot)
 _binary("nextafter.default")(jnp.nextafter)
 _binary("logaddexp.default")(jnp.logaddexp)
@@ -162,16 +168,17 @@ operator("logical_not.default")(jnp.logical_not)
 operator("bitwise_not.default")(jnp.bitwise_not)
 
 
-@_binary("copysign.Tensor", "copysign.Scalar")
-def _copysign(x, y):
-    signed = jnp.copysign(floating(x), floating(y))
+@operator("copysign.Tensor", "copysign.Scalar")
+def _copysign(x: Any, y: Any) -> jax.Array:
+    x, y = _float_pair(x, y)
+    signed = jnp.copysign(x, y)
     # At 0 torch's derivative is 0.
     return jnp.where(x == 0, jax.lax.stop_gradient(signed), signed)
 
 
-@_binary("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
-def _xlogy(x, y):
-    return jax.scipy.special.xlogy(floating(x), floating(y))
+@operator("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
+def _xlogy(x: Any, y: Any) -> jax.Array:
+    return jax.scipy.special.xlogy(*_float_pair(x, y))
 
 
 operator("neg.default")(jnp.negative)
@@ -467,16 +474,6 @@ def _view_as_complex(x: jax.Array) -> jax.Array:
 def _to_copy(x: Any, *_: Any, dtype: str | None = None, **__: Any) -> jax.Array:
     x = jnp.asarray(x)
     return x if dtype is None else cast(x, dtype_of(dtype))
-
-
-@operator("fill.Scalar", "fill.Tensor")
-def _fill(x: jax.Array, value: Any) -> jax.Array:
-    return jnp.broadcast_to(array(value, x.dtype), x.shape)
-
-
-@operator("copy.default")
-def _copy(x: jax.Array, source: jax.Array, non_blocking: bool = False) -> jax.Array:
-    return jnp.broadcast_to(source, x.shape).astype(x.dtype)
 
 
 @operator("deg2rad.default")

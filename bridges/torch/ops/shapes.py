@@ -319,7 +319,7 @@ def _sym_numel(x: jax.Array) -> int:
 
 @operator("sym_stride.int")
 def _sym_stride(x: jax.Array, dim: int) -> int:
-    return math.prod(x.shape[axis_of(dim, x.ndim) + 1 :])
+    return math.prod(max(size, 1) for size in x.shape[axis_of(dim, x.ndim) + 1 :])
 
 
 @operator("rot90.default")
