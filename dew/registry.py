@@ -108,5 +108,6 @@ metrics = Registry(
         "perplexity": "dew.evaluation.perplexity:Perplexity",
         "psnr": "dew.evaluation.image_quality:SignalToNoise",
         "ssim": "dew.evaluation.image_quality:StructuralSimilarity",
+        "text_perplexity": "dew.evaluation.perplexity:TextPerplexity",
     },
 )

@@ -117,7 +117,7 @@ def refusal(act, *arguments, **options):
 def test_the_data_section_names_its_dataset(config):
     assert config.to_dict()["data"] == {
         **{"name": "token_windows", "seq_len": 8, "seed": 0},
-        **{"train": None, "val": None, "dtype": "uint16"},
+        **{"train": None, "val": None, "dtype": "uint16", "stride": None},
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -20,17 +19,14 @@ from dew.cli.memory import memory_note
 LIMIT = 3000 * 2**20
 
 
-def limited() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
-
-
 def run(*words: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    # A shell sets the limit: a function of ours would run after a fork, which jax warns of.
+    limited = ["sh", "-c", f'ulimit -v {LIMIT // 1024} && exec "$@"', "sh"]
     return subprocess.run(
-        [sys.executable, *map(str, words)],
+        [*limited, sys.executable, *map(str, words)],
         capture_output=True,
         text=True,
         env={**os.environ, "JAX_PLATFORMS": "cpu", **(environment or {})},
-        preexec_fn=limited,
     )
 
 

@@ -98,6 +98,7 @@ KINDS = {
     "perplexity": Kind(metrics.perplexity, token_scores),
     "psnr": Kind(metrics.psnr, images),
     "ssim": Kind(metrics.ssim, images),
+    "text_perplexity": Kind(metrics.text_perplexity, token_scores),
 }
 # Fitted on one half of each batch and tested on the other: they depend on the batches by design.
 BY_BATCH = ("knn_probe", "linear_probe")

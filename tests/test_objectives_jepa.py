@@ -198,6 +198,7 @@ def test_the_effective_rank_counts_directions():
     assert float(effective_rank(corners @ jnp.ones((3, 12)))) == pytest.approx(1.0, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_the_gradient_agrees_with_finite_differences_and_spares_the_target(variables):
     """Oracle: central differences along a random direction."""
     batch = {name: jnp.asarray(value) for name, value in images(4).items()}

@@ -33,6 +33,7 @@ class DataReport:
         dropped: documents without a target (no token, or one).
         targets: tokens that the loss counts in one epoch.
         filled: share of the positions that hold a token and not padding.
+        start_share: share of the rows that open with the tokenizer's start token.
         end_share: share of the rows whose last target is an end token.
         validation_rows: rows of the validation set.
         validation_targets: tokens that the loss counts in it.
@@ -53,6 +54,7 @@ class DataReport:
     dropped: int
     targets: int
     filled: float
+    start_share: float
     end_share: float
     validation_rows: int
     validation_targets: int
@@ -67,6 +69,9 @@ class DataReport:
         if self.validation_rows:
             validation = f"{self.validation_rows:,} rows, {self.validation_targets:,} targets"
         shortened = f" ({self.lost_tokens:,} tokens lost)" if self.lost_tokens else ""
+        starts = "none; a document is scored from its second token on"
+        if self.start_share:
+            starts = f"first token of {self.start_share:.1%} of the rows"
         lines = [
             f"documents     {self.documents:,} in {_files(self.files)}, {self.tokens:,} tokens",
             f"rows kept     {self.rows:,} of {self.seq_len:,} predicted tokens, "
@@ -74,6 +79,7 @@ class DataReport:
             f"cut           {self.cut:,} documents longer than a row{shortened}",
             f"dropped       {self.dropped:,} documents without anything to predict",
             f"targets       {self.targets:,} trainable tokens an epoch",
+            f"start tokens  {starts}",
             f"end tokens    last label of {self.end_share:.1%} of the rows",
             f"validation    {validation}",
             f"fingerprint   {self.fingerprint[:16]}",
@@ -97,6 +103,15 @@ def count_targets(rows: Rows) -> int:
     if isinstance(rows, WindowRows):
         return len(rows.tokens) - 1
     return sum(int(part.targets.sum()) for part in _parts(rows))
+
+
+def start_share(rows: Rows, start: int | None) -> float:
+    """Return the share of the rows whose first real token has the id `start`."""
+    found = 0
+    for part in _parts(rows):
+        first = 0 if part.segments is None else np.argmax(part.segments > 0, axis=1)
+        found += int((part.tokens[np.arange(len(part)), first] == start).sum())
+    return found / len(rows)
 
 
 def end_share(rows: Rows, ends: Sequence[int]) -> float:

@@ -16,6 +16,7 @@ from bridges.data.data_report import (
     end_share,
     filled_share,
     first_row,
+    start_share,
 )
 from bridges.data.text_sources import Source, find_files, read_texts
 from bridges.data.token_files import SUFFIXES as TOKEN_SUFFIXES
@@ -160,6 +161,7 @@ def _dataset(
         seq_len=seq_len,
         targets=targets,
         filled=filled_share(rows),
+        start_share=start_share(rows, processor.bos_token_id if processor else None),
         end_share=end_share(rows, processor.eos_token_ids if processor else ()),
         validation_rows=0 if eval_rows is None else len(eval_rows),
         validation_targets=eval_targets,

@@ -98,6 +98,8 @@ def _encoded(texts: list[str], processor: TextProcessor) -> list[list[int]]:
     for start in range(0, len(pieces), step):
         some = processor.encode_batch(pieces[start : start + step], add_special_tokens=False)
         long.extend(chain.from_iterable(some))
+    if before[:1] == [processor.bos_token_id] and long[1:2] == before[:1]:
+        del long[0]  # the text brought its own start token
     rest = processor.encode_batch(texts[:-1]) if len(texts) > 1 else []
     return [*rest, long + after]
 
