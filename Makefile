@@ -22,7 +22,9 @@ $(VENV)/.test: $(VENV)/.core
 	$(PIP) --constraint constraints.txt --editable ".[parity]" --group test
 	touch $@
 
-$(VENV)/.lint: $(VENV)/.core
+# Types are checked against the real packages: without them pyright takes our own bridges/torch
+# for torch.
+$(VENV)/.lint: $(VENV)/.test
 	$(PIP) --constraint constraints.txt --group lint
 	touch $@
 
