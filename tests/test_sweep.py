@@ -239,7 +239,6 @@ def test_a_sweep_needs_a_name_and_a_trial(swept):
 
 
 def test_optuna_goes_on_from_the_ledger(swept):
-    pytest.importorskip("optuna")
     first = swept(Trained(), trials=2, search=optuna_search)
     trials = swept(Trained(), trials=5, search=optuna_search)
     assert trials[:2] == first

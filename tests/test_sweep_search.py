@@ -67,7 +67,6 @@ def finished(search, score, count, space=SPACE):
 
 
 def test_optuna_asks_for_points_of_the_space_and_repeats_itself():
-    pytest.importorskip("optuna")
     trials = finished(optuna_search, lambda point: float(point["a"]), 6)
     for trial in trials:
         assert all(trial.overrides[path] in values for path, values in SPACE.items())
@@ -79,7 +78,6 @@ def test_optuna_asks_for_points_of_the_space_and_repeats_itself():
 @pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
 def test_optuna_learns_from_the_trials_it_is_told(direction, sign):
     # A bowl over 40 numbers; a uniform search meets its lowest tenth with every tenth point.
-    pytest.importorskip("optuna")
     space = {"x": tuple(range(40))}
     search = partial(optuna_search, direction=direction)
     trials = finished(search, lambda point: sign * (point["x"] - 31) ** 2.0, 40, space)
@@ -88,7 +86,6 @@ def test_optuna_learns_from_the_trials_it_is_told(direction, sign):
 
 
 def test_optuna_is_told_of_trials_that_failed_diverged_or_came_back_from_json():
-    pytest.importorskip("optuna")
     space = {"list": ((1, 2), (3, 4)), "flag": (True, False), "number": (3, 1.5, 2)}
     trials = [
         Trial(0, {"list": [1, 2], "flag": True, "number": 3}, math.nan, FAILED, "Error: it"),
@@ -100,7 +97,8 @@ def test_optuna_is_told_of_trials_that_failed_diverged_or_came_back_from_json():
 
 
 def test_optuna_keeps_its_own_log_level():
-    optuna = pytest.importorskip("optuna")
+    import optuna
+
     before = optuna.logging.get_verbosity()
     optuna_search(SPACE, 0)
     assert optuna.logging.get_verbosity() == before

@@ -273,11 +273,10 @@ def _nodes(program: Any) -> tuple[tuple[Node, ...], dict[str, Any]]:
 
 
 def _op_name(target: Any) -> str:
-    import torch
-
-    if isinstance(target, torch._ops.OpOverload):
+    """Return torch's name of an operator; Python's own functions are `python.add` and so on."""
+    if hasattr(target, "overloadpacket"):
         return str(target)
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if getattr(target, "namespace", None) == "higher_order":
         return f"higher_order.{target.name()}"
     name = getattr(target, "__name__", str(target))
     return f"python.{name.removeprefix('_sym_') if name.startswith('_sym_') else name}"

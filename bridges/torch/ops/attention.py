@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bridges.torch.ops.operator import dtype_of, operator
+from dew.errors import InputRefused
 
 
 def _wide(x: jax.Array) -> jax.Array:
@@ -66,7 +67,7 @@ def _attention(
 ) -> jax.Array:
     """Attention over [..., heads, length, features]; dropout is traced apart from it."""
     if dropout_p:
-        raise NotImplementedError(
+        raise InputRefused(
             "dropout inside scaled_dot_product_attention: load the model with "
             'attn_implementation="eager", whose dropout is an operator of its own'
         )
