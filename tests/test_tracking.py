@@ -129,7 +129,8 @@ def test_a_closed_tracker_takes_nothing_more(tmp_path):
 
 def test_plots_show_every_group_of_scalars_and_mark_what_is_not_finite(tmp_path):
     """Marks and gaps are those of matplotlib's own figure; a file is a PNG that Pillow reads."""
-    Image = pytest.importorskip("PIL.Image")
+    from PIL import Image
+
     with LocalTracker(tmp_path, plots=True) as tracker:
         for step, loss in enumerate([3.0, 2.0, math.nan, 1.0], start=1):
             tracker.log({"train/loss": loss, "train/step_seconds": 1.0}, step)

@@ -39,7 +39,8 @@ def ours(transform: optax.GradientTransformation) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("limit", [0.0, 0.5])
 def test_a_named_optimizer_walks_as_torch_does(name, limit):
     # The oracle is torch in float64, with no decay on the bias.
-    torch = pytest.importorskip("torch")
+    import torch
+
     settings = SETTINGS[name]
     params = {key: torch.tensor(value, requires_grad=True) for key, value in gradients(99).items()}
     groups = [

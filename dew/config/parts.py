@@ -9,7 +9,7 @@ import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from dew.config.values import ConfigRefused, Parameter, arguments, built, parameters, plain, to_json
 from dew.errors import InputRefused, UnknownName, shown
@@ -80,29 +80,28 @@ def known_fields(cls: type) -> dict[str, Parameter]:
 class _Named(Part):
     """A class of a registry, and what it is built with."""
 
+    registry: ClassVar[Registry]
+
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cls(self) -> Any:
         """The class that `name` stands for."""
-        return self._registry()[self.name]
+        return self.registry[self.name]
 
     def declared(self) -> dict[str, Parameter]:
         """Return the arguments that `kwargs` may hold, by name."""
         return parameters(self.cls)
 
     def _problems(self) -> list[str]:
-        registry = self._registry()
+        registry = self.registry
         if self.name not in registry:
             return [f"name: {_unknown(registry, self.name)}"]
         problems: list[str] = []
         checked = arguments(self.kwargs, self.declared(), "kwargs", problems)
         object.__setattr__(self, "kwargs", checked)
         return problems
-
-    def _registry(self) -> Registry:
-        raise NotImplementedError
 
     def _built(self, *given: Any, **more: Any) -> Any:
         known, home = self.declared(), self.cls.__module__
@@ -126,8 +125,7 @@ class ModelConfig(_Named):
         ConfigRefused: an unknown name, or an argument the model does not take or not so.
     """
 
-    def _registry(self) -> Registry:
-        return models
+    registry: ClassVar[Registry] = models
 
     def build(self) -> Any:
         """Return the module."""
@@ -147,8 +145,7 @@ class ObjectiveConfig(_Named):
         ConfigRefused: an unknown name, or an argument the objective does not take or not so.
     """
 
-    def _registry(self) -> Registry:
-        return objectives
+    registry: ClassVar[Registry] = objectives
 
     def declared(self) -> dict[str, Parameter]:
         """Return the arguments beside the model, which is the first."""
