@@ -6,32 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Both examples of the guide, the second going on from the first.
-EXAMPLE = '''
-import itertools
+from test_training_guide import EXAMPLE as FIRST
 
-import jax
-import numpy as np
-import optax
-
-from dew import Trainer, metrics
-from dew.data import Dataset
-from dew.nn.backbones.causal_transformer import CausalTransformer
-from dew.objectives.lm import LMObjective
-
-train_tokens = np.tile(np.array([0, 1, 2, 3, 0, 1, 2, 3, 0], np.int32), (8, 1))
-val_tokens = np.tile(np.array([1, 2, 3, 0, 1, 2, 3, 0, 1], np.int32), (8, 1))
-data = Dataset(train=lambda partition: itertools.repeat({"text": train_tokens}),
-               val=lambda partition: iter([{"text": val_tokens}]), records=8, batch=8)
-model = CausalTransformer(vocab_size=4, emb_features=16, num_layers=1,
-                          num_heads=2, mlp_features=32, max_seq_len=16,
-                          dtype="float32", attention_impl="xla")
-objective = LMObjective(model, seq_len=8)
-trainer = Trainer(objective, optax.adam(0.01), key=jax.random.key(0))
-state = trainer.fit(data, steps=10, log_every=5, eval_every=5,
-                    metrics=(metrics.perplexity(),))
-assert int(state.step) == 10
-
+# The second example of the guide goes on from the first.
+EXAMPLE = (
+    FIRST
+    + '''
 from dew import LocalTracker, evaluate
 from dew.config import ModelConfig, OptimConfig, RunConfig, TrainerConfig
 from dew.config.sweep import grid_search, sweep
@@ -61,6 +41,7 @@ with LocalTracker("runs/sweep/tracking") as tracker:
                    ledger="runs/sweep/ledger.json", tracker=tracker, search=grid_search)
 print(min(trials, key=lambda trial: trial.value).overrides)
 '''
+)
 
 
 def test_the_guides_search_trains_two_rates_and_prints_the_better(tmp_path):
