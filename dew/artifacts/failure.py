@@ -18,6 +18,10 @@ FAILURE_DIRECTORY = "dew/failure/"
 FAILURE_KEY = FAILURE_DIRECTORY + "published"
 """Where in the coordination service a failing process writes its error."""
 
+ENDED_DIRECTORY = "dew/ended/"
+"""Where a process that the grace ran out for says why it ends: from then on no agreement can be
+held, so its peers wait no longer."""
+
 FAILURE_GRACE_SECONDS = 60.0
 """How long a published failure may wait for an agreement to withdraw it before all end."""
 
@@ -102,9 +106,14 @@ def _end() -> None:
 
 
 def leave_failed(error: BaseException, where: str, status: int) -> None:
-    """Publish a failure and end this process at once, with `status`."""
+    """Publish a failure and end this process at once, with `status`.
+
+    Where another's failure stands, this one may be its consequence (a collective broken off), so
+    that one is told too.
+    """
     try:
-        publish_failure(error, where)
+        if not publish_failure(error, where) and (first := published_failure()) is not None:
+            _say(f"{this_process()} ended because {first}")
     finally:
         _leave(status)
 
@@ -113,19 +122,26 @@ def _watch(grace: float) -> None:
     first_seen: tuple[str, float] | None = None
     while not _ended.wait(_POLL_SECONDS):
         try:
-            failure = published_failure()
+            failure, ended = published_failure(), under(ENDED_DIRECTORY)
         except Exception:
             # The service is gone, and with it process 0: jax ends this process itself.
             return
+        if ended:
+            _end_because(next(iter(ended.values())))
         if failure is None:
             first_seen = None
         elif first_seen is None or first_seen[0] != failure:
             first_seen = (failure, time.monotonic())
         elif time.monotonic() - first_seen[1] >= grace:
-            _say(f"{this_process()} ends: {failure}")
-            faulthandler.dump_traceback(all_threads=True)
-            _say(f"{this_process()} ended because {failure}")
-            _leave(UNHEARD_STATUS)
+            put(f"{ENDED_DIRECTORY}{rank():08d}", failure)
+            _end_because(failure)
+
+
+def _end_because(failure: str) -> None:
+    _say(f"{this_process()} ends: {failure}")
+    faulthandler.dump_traceback(all_threads=True)
+    _say(f"{this_process()} ended because {failure}")
+    _leave(UNHEARD_STATUS)
 
 
 def _leave(status: int) -> None:
