@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import resource
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -22,6 +22,10 @@ from typing import Any
 RESULTS = Path(__file__).with_name("coverage.json")
 STAGES = ("built", "ran", "exported", "forward", "gradient", "step")
 SECONDS = 300
+MEMORY = 10 * 2**30
+# Each process is split off from one that has imported what all of them need.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_IMPORTED = ["torch", "torchvision", "transformers", "jax", "optax", "tiny_models"]
 FORWARD, GRADIENT, STEP = 1e-4, 1e-3, 1e-3
 """Largest errors: of the outputs' scale, of each gradient's norm, of each parameter's change."""
 
@@ -164,18 +168,29 @@ def _step_error(traced: Any, module: Any, gradients: Mapping[str, Any]) -> float
 
 
 def run_one(kind: str) -> dict[str, Any]:
-    """Examine a model in a child, which is ended when it takes too long."""
-    command = [sys.executable, "-W", "ignore", __file__, "--child", kind]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    """Examine a model in a process of its own, which is ended when it takes too long."""
+    reader, writer = _PROCESSES.Pipe(duplex=False)
+    child = _PROCESSES.Process(target=_answer, args=(kind, writer))
+    child.start()
+    writer.close()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=env)
-    except subprocess.TimeoutExpired:
-        return {"kind": kind, "cause": f"took over {SECONDS} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        last = (done.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
-        return {"kind": kind, "cause": f"ended with {done.returncode}: {last[:300]}"}
-    return json.loads(lines[-1])
+        if reader.poll(SECONDS):
+            return reader.recv()
+    except EOFError:
+        child.join()
+        return {"kind": kind, "cause": f"the process ended with status {child.exitcode}"}
+    finally:
+        child.kill()
+        child.join()
+    return {"kind": kind, "cause": f"took over {SECONDS} s"}
+
+
+def _answer(kind: str, writer: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    writer.send(examine(kind))
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -193,13 +208,11 @@ def main() -> None:
     """Sweep, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*")
-    parser.add_argument("--child", action="store_true")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    if options.child:
-        print(json.dumps(examine(options.kinds[0])), flush=True)
-        return
+    os.environ |= {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    _PROCESSES.set_forkserver_preload([*_IMPORTED, "bridges.torch.tracing"])
     from tiny_models import known_types, vision_models
 
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

@@ -26,6 +26,7 @@ from dew.tracking.tracker import ClosedOnExit
 SAMPLES = "val/samples"
 SPREAD = "val/representations/spread"
 _FLUSH_SECONDS = 5
+_WAITING = 1000  # events: at TensorBoard's own ten, a report often waits for the writing thread
 
 
 class TensorBoardTracker(ClosedOnExit):
@@ -126,7 +127,9 @@ class TensorBoardTracker(ClosedOnExit):
                 ) from error
             self._event = getattr(event_pb2, "Event")  # noqa: B009 (made when it is imported)
             self._summary = getattr(summary_pb2, "Summary")  # noqa: B009
-            self._writer = EventFileWriter(str(self.directory), flush_secs=_FLUSH_SECONDS)
+            self._writer = EventFileWriter(
+                str(self.directory), max_queue_size=_WAITING, flush_secs=_FLUSH_SECONDS
+            )
         return self._writer
 
     def _add(self, writer: Any, values: list[Any], step: int) -> None:
