@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import json
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 CONFIGS = Path(__file__).with_name("tiny_configs.json")
-VOCABULARY, LENGTH, IMAGE = 50, 16, 32
+VOCABULARY, LENGTH, IMAGE, GRID = 50, 16, 32, 4
+_COUNTED = re.compile(r"tokens: 0, (?:image |audio )?features:? (\d+)", re.IGNORECASE)
+_USUAL = frozenset(
+    ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids", "bbox")
+)
+
+_CLIPS = ("r3d", "mc3", "r2plus1d", "s3d", "mvit_v1", "mvit_v2", "swin3d")
+_DETECTORS = ("fasterrcnn", "maskrcnn", "keypointrcnn", "ssd", "fcos", "retinanet")
 
 # What a config's integers shrink to where no config of the table builds the type.
 _SMALL = {
@@ -63,11 +73,18 @@ def known_types() -> list[str]:
 
 
 def vision_models() -> list[str]:
-    """Return torchvision's classifiers, segmenters and detectors, and timm's where it is there."""
+    """Return torchvision's models, and one timm model of every architecture file."""
+    import timm
     import torchvision
 
     names = [f"torchvision:{name}" for name in torchvision.models.list_models()]
-    return [name for name in names if "quantized" not in name]
+    smallest = {}
+    for module in sorted(timm.list_modules()):
+        found = timm.list_models(module=module)
+        if found:
+            smallest[module] = min(found, key=lambda name: (not name.startswith("test_"), name))
+    timms = [f"timm:{name}" for name in smallest.values()]
+    return [name for name in names if "quantized" not in name] + timms
 
 
 def built(kind: str) -> tuple[Any, dict[str, Any]]:
@@ -75,8 +92,8 @@ def built(kind: str) -> tuple[Any, dict[str, Any]]:
     import torch
 
     torch.manual_seed(0)
-    if kind.startswith("torchvision:"):
-        return _vision(kind.partition(":")[2])
+    if kind.startswith(("torchvision:", "timm:")):
+        return _vision(kind)
     module, shapes = _transformer(kind)
     module = module.eval()
     with contextlib.suppress(AttributeError, ValueError):  # not every model has a choice
@@ -86,22 +103,47 @@ def built(kind: str) -> tuple[Any, dict[str, Any]]:
         if getattr(config, "use_cache", False):
             config.use_cache = False
     _disturb(module)
-    vocabulary = getattr(module.config.get_text_config(), "vocab_size", None) or VOCABULARY
-    small = min(vocabulary, VOCABULARY)
-    return module, {name: _value(name, shape, small) for name, shape in shapes.items()}
+    return module, _accepted(module, shapes) if shapes else first_that_runs(module)
 
 
-def _transformer(kind: str) -> tuple[Any, Mapping[str, list[int]]]:
+def _transformer(kind: str) -> tuple[Any, Mapping[str, list[int]] | None]:
     import transformers
 
     known = json.loads(CONFIGS.read_text()).get(kind)
     if known is not None:
-        cls = getattr(transformers, known["cls"])
+        cls = _class_named(known["cls"], kind)
         config = cls.config_class(**known["config_kwargs"])
-        return cls(config), known["input_shapes"] or _shapes(cls)
+        return cls(config), known["input_shapes"]
     config = _shrunk(transformers.CONFIG_MAPPING[kind]())
-    module = transformers.AutoModel.from_config(config)
-    return module, _shapes(type(module))
+    try:
+        return transformers.AutoModel.from_config(config), None
+    except ValueError:  # a part of a larger model, which no auto class gives
+        return _class_for(config)(config), None
+
+
+def _class_named(name: str, kind: str) -> Any:
+    import transformers
+
+    found = getattr(transformers, name, None)
+    return found or getattr(_modeling(transformers.CONFIG_MAPPING[kind]), name)
+
+
+def _class_for(config: Any) -> Any:
+    """Return the class of a config's own module that is made from it, the barest by its name."""
+    parts = vars(_modeling(type(config))).values()
+    made = [
+        part
+        for part in parts
+        if isinstance(part, type) and getattr(part, "config_class", None) is type(config)
+    ]
+    if not made:
+        raise ValueError(f"no class is made from {type(config).__name__}")
+    made.sort(key=lambda cls: ("PreTrained" in cls.__name__, "For" in cls.__name__))
+    return made[0]
+
+
+def _modeling(config_class: type) -> Any:
+    return importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
 
 
 def _shrunk(config: Any) -> Any:
@@ -110,32 +152,136 @@ def _shrunk(config: Any) -> Any:
             _shrunk(value)
         elif isinstance(value, int) and not isinstance(value, bool) and name in _SMALL:
             setattr(config, name, _SMALL[name])
+    size = getattr(config, "vocab_size", None)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        number = getattr(config, name, None)
+        if isinstance(size, int) and isinstance(number, int) and number >= size:
+            setattr(config, name, 0)
     return config
 
 
-def _shapes(cls: Any) -> dict[str, list[int]]:
-    """Return shapes for the inputs that a class wants at least, by their usual names."""
-    usual = {
-        "input_ids": [2, LENGTH],
-        "pixel_values": [2, 3, IMAGE, IMAGE],
-        "input_values": [2, 800],
-        "input_features": [2, 16, 64],
-        "inputs_embeds": [2, LENGTH, 64],
-    }
-    name = getattr(cls, "main_input_name", "input_ids")
-    return {name: usual.get(name, [2, LENGTH])}
+def first_that_runs(module: Any) -> dict[str, Any]:
+    """Return the fewest inputs that a module's forward accepts, by their usual names.
+
+    Raises:
+        Exception: what the first try raised, where none is accepted.
+    """
+    taken = set(inspect.signature(module.forward).parameters)
+    main = getattr(module, "main_input_name", "input_ids")
+    tries = [
+        {main},
+        {main, *(name for name in taken if name.endswith("mask") and "bool" not in name)},
+        {main, "decoder_input_ids"},
+        {"input_ids", "pixel_values"},
+        {"input_ids", "input_features"},
+        {"input_ids", "input_values"},
+        {"input_ids", "pixel_values", "bbox"},
+        {"hidden_states"},
+        {"inputs_embeds"},
+        {"pixel_values", "image_grid_thw", "input_ids"},
+        {"hidden_states", "grid_thw"},
+        {"pixel_values", "grid_thw"},
+        {name for name in taken if name in _USUAL},
+    ]
+    first: Exception | None = None
+    for names in tries:
+        if not names <= taken:
+            continue
+        try:
+            return _accepted(module, {name: _shape(module, name) for name in sorted(names)})
+        except Exception as error:
+            first = first or error
+    raise first or ValueError(f"{type(module).__name__} takes {sorted(taken)}")
 
 
-def _vision(name: str) -> tuple[Any, dict[str, Any]]:
+def _accepted(module: Any, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
+    """Run a module on inputs; where it counts image tokens, give it as many as it asks for."""
+    inputs = {name: _value(module, name, shape) for name, shape in shapes.items()}
+    try:
+        module(**inputs)
+    except ValueError as error:
+        counted = _COUNTED.search(str(error))
+        marker = _marker(module.config, shapes)
+        if counted is None or marker is None:
+            raise
+        each = int(counted[1]) // len(inputs["input_ids"])
+        inputs["input_ids"] = _with_markers(inputs["input_ids"], marker, each)
+        module(**inputs)
+    return inputs
+
+
+def _marker(config: Any, names: Collection[str]) -> int | None:
+    kinds = ("image", "audio") if "pixel_values" in names else ("audio",)
+    for kind in kinds:
+        for name in (f"{kind}_token_id", f"{kind}_token_index"):
+            if isinstance(getattr(config, name, None), int):
+                return getattr(config, name)
+    return None
+
+
+def _with_markers(ids: Any, marker: int, count: int) -> Any:
     import torch
-    import torchvision
 
-    module = torchvision.models.get_model(name, weights=None).eval()
+    markers = torch.full((len(ids), count), marker)
+    return torch.cat([ids[:, :2], markers, ids[:, 2:]], dim=1)
+
+
+def _shape(module: Any, name: str) -> list[int]:
+    """Return a shape for an input by its usual name, as the model's config has it."""
+    config = module.config
+    vision = getattr(config, "vision_config", config)
+    side = getattr(vision, "image_size", None) or IMAGE
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    channels = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", None) or 3
+    bins = _first(config, ("num_mel_bins", "feature_size", "input_feat_per_channel")) or 16
+    text = config.get_text_config()
+    width_of_states = _first(text, ("hidden_size", "d_model", "n_embd")) or 64
+    if name in ("image_grid_thw", "grid_thw"):
+        return [2, 3]
+    if name == "hidden_states" or (
+        name == "pixel_values" and hasattr(vision, "temporal_patch_size")
+    ):
+        patch = getattr(vision, "patch_size", None)
+        frames = getattr(vision, "temporal_patch_size", 1)
+        if isinstance(patch, int) and isinstance(frames, int) and isinstance(channels, int):
+            return [2 * GRID * GRID, channels * frames * patch * patch]
+    return {
+        "pixel_values": [2, channels, height, width],
+        "input_features": [2, bins, 64],
+        "input_values": [2, 2000],
+        "inputs_embeds": [2, LENGTH, width_of_states],
+        "hidden_states": [2, LENGTH, width_of_states],
+        "bbox": [2, LENGTH, 4],
+        "input_features_mask": [2, 64],
+        "padding_mask": [2, 2000],
+        "pixel_mask": [2, height, width],
+    }.get(name, [2, LENGTH])
+
+
+def _first(config: Any, names: tuple[str, ...]) -> Any:
+    parts = [config, *(getattr(config, f"{kind}_config", None) for kind in ("audio", "encoder"))]
+    found = (getattr(part, name, None) for part in parts for name in names)
+    return next((value for value in found if isinstance(value, int)), None)
+
+
+def _vision(kind: str) -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    home, _, name = kind.partition(":")
+    if home == "timm":
+        import timm
+
+        module, argument = timm.create_model(name, pretrained=False).eval(), "x"
+        shape = (1, *module.default_cfg["input_size"])
+    else:
+        import torchvision
+
+        module = torchvision.models.get_model(name, weights=None).eval()
+        side = 96 if "inception" in name else 64
+        clip = name.startswith(_CLIPS)
+        shape = (1, 3, 16, 112, 112) if clip else (1, 3, side, side)
+        argument = "images" if name.startswith(_DETECTORS) else "x"
     _disturb(module)
-    size = 299 if "inception" in name else 224
-    clip = name.startswith(("r3d", "mc3", "r2plus1d", "s3d", "mvit_v1", "mvit_v2", "swin3d"))
-    shape = (1, 3, 16, 112, 112) if clip else (1, 3, size, size)
-    argument = "images" if "rcnn" in name or name.startswith(("ssd", "fcos", "retina")) else "x"
     return module, {argument: torch.randn(shape, generator=torch.Generator().manual_seed(1))}
 
 
@@ -150,12 +296,14 @@ def _disturb(module: Any) -> None:
             parameter.add_(0.05 * noise.to(parameter.dtype))
 
 
-def _value(name: str, shape: list[int], vocabulary: int) -> Any:
+def _value(module: Any, name: str, shape: list[int]) -> Any:
     import torch
 
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     if "bool_masked" in name:
         return torch.zeros(shape, dtype=torch.bool)
+    if name.endswith("grid_thw"):
+        return torch.tensor([[1, GRID, GRID]] * shape[0])
     if name.endswith("mask") and "pixel_values" not in name:
         return torch.ones(shape, dtype=torch.long)
     if name == "position_ids":
@@ -163,5 +311,6 @@ def _value(name: str, shape: list[int], vocabulary: int) -> Any:
     if name in ("token_type_ids", "bbox"):
         return torch.zeros(shape, dtype=torch.long)
     if name.endswith("ids") or name == "labels":
-        return torch.randint(0, vocabulary, shape, generator=generator)
+        size = getattr(module.config.get_text_config(), "vocab_size", None) or VOCABULARY
+        return torch.randint(0, min(size, VOCABULARY), shape, generator=generator)
     return torch.randn(shape, generator=generator)

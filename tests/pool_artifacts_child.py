@@ -59,6 +59,18 @@ def _fails() -> None:
         raise OSError("no such disk")
 
 
+def late() -> None:
+    """The second fails and its grace runs out; the first comes to the agreement after that."""
+    artifacts.end_pool_on_failure(1.0 if RANK == 1 else 300.0)
+
+    def opened() -> None:
+        if RANK == 1:
+            raise OSError("no such disk")
+        time.sleep(4.0)
+
+    artifacts.agreed("opening", opened)
+
+
 def latency() -> dict:
     """Time an agreement."""
     artifacts.agreed("warm", lambda: None)
@@ -98,7 +110,7 @@ def gathering() -> dict:
 
 
 def many() -> dict:
-    """Gather 1,000 small leaves, in groups and one by one."""
+    """Gather 1,000 small leaves in groups and, where that is to be timed too, one by one."""
     values = np.ones((jax.device_count() * 4, 16), np.float32)
     leaves = {str(index): spread(values + index) for index in range(SETTINGS["leaves"])}
     calls = []
@@ -116,11 +128,13 @@ def many() -> dict:
     out: Any = artifacts.collective_host(leaves, phase="groups")
     grouped = time.perf_counter() - start
     computations = list(calls)
-    artifacts.collective_host(leaves["0"], phase="warm")
-    start = time.perf_counter()
-    for leaf in leaves.values():
-        artifacts.collective_host(leaf, phase="one")
-    single = time.perf_counter() - start
+    single = None
+    if SETTINGS.get("one_by_one"):
+        artifacts.collective_host(leaves["0"], phase="warm")
+        start = time.perf_counter()
+        for leaf in leaves.values():
+            artifacts.collective_host(leaf, phase="one")
+        single = time.perf_counter() - start
     return {
         "computations": computations,
         "leaf_bytes": values.nbytes,
@@ -130,7 +144,13 @@ def many() -> dict:
     }
 
 
-WORK = {"agreement": agreement, "latency": latency, "gathering": gathering, "many": many}
+WORK = {
+    "agreement": agreement,
+    "late": late,
+    "latency": latency,
+    "gathering": gathering,
+    "many": many,
+}
 
 if __name__ == "__main__":
     print(json.dumps(WORK[SETTINGS["work"]]()), flush=True)

@@ -243,6 +243,7 @@ def test_a_damaged_header_is_refused_or_read_and_nothing_else(tmp_path):
     assert max(len(message.splitlines()) for message in messages) <= 20
 
 
+@pytest.mark.slow
 @pytest.mark.assets
 @pytest.mark.torch
 def test_smollm2_equals_transformers_reading_of_the_same_file(smollm2_gguf):

@@ -232,7 +232,15 @@ def two_steps(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("damage", [flip_data, flip_manifest, lose_a_process, cut])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_data,
+        lose_a_process,
+        pytest.param(flip_manifest, marks=pytest.mark.slow),
+        pytest.param(cut, marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_newest_gives_way_to_the_step_before_on_all_ranks(two_steps, tmp_path, damage):
     """Faults 8 and 9, BP091 to BP093: one warning on the pool, naming both steps."""
     directory = tmp_path / "run"
@@ -402,7 +410,14 @@ def calls_of_a_save(base: Path, two_steps: Path, shim: Path, broken: int) -> int
     return int(error.rpartition("calls=")[2])
 
 
-@pytest.mark.parametrize(("broken", "plan"), [(1, "kill"), (0, "enospc"), (1, "enospc")])
+@pytest.mark.parametrize(
+    ("broken", "plan"),
+    [
+        (1, "kill"),
+        (0, "enospc"),
+        pytest.param(1, "enospc", marks=pytest.mark.slow),
+    ],
+)
 def test_a_fault_on_one_rank_of_a_save_leaves_a_whole_step(
     two_steps, tmp_path, fault_library, broken, plan
 ):

@@ -144,6 +144,7 @@ def test_the_config_file_of_a_run_repeats_it(finished, tmp_path):
     assert_equal_weights(finished, again)
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_from_the_last_checkpoint(model, data, tmp_path, capsys):
     constant = ("--lr_scheduler_type", "constant")
     assert finetune(model, data, tmp_path / "straight", *constant, steps=4) == 0
@@ -437,7 +438,11 @@ def uninterrupted(model, data, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     model, data, tmp_path, uninterrupted, number, status

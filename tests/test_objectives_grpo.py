@@ -245,6 +245,7 @@ def fit(directory=None, *, steps, iterations=1, reward=threes, **options):
     return trainer.fit(data, steps=steps, progress=Silent(), **options)
 
 
+@pytest.mark.slow
 def test_the_reward_rises_and_the_policy_that_draws_is_the_one_just_trained():
     log = []
     state = fit(steps=40, log_every=10, on_report=lambda scalars, step: log.append(dict(scalars)))

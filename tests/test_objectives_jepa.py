@@ -242,6 +242,7 @@ def run():
     return state, log, data
 
 
+@pytest.mark.slow
 def test_training_brings_the_distance_down_without_collapse(run):
     _, log, _ = run
     assert log[40]["train/loss"] < 0.8 * log[10]["train/loss"]
@@ -250,6 +251,7 @@ def test_training_brings_the_distance_down_without_collapse(run):
     assert 1 <= log[40]["train/context_patches"] <= 24
 
 
+@pytest.mark.slow
 def test_probes_read_the_target_encoders_features(run):
     state, log, data = run
     assert log[40]["val/batch_linear_probe_accuracy"] > 0.9
@@ -265,6 +267,7 @@ def test_probes_read_the_target_encoders_features(run):
     assert unlabelled.labels.tolist() == [-1] * 3
 
 
+@pytest.mark.slow
 def test_only_the_encoder_is_averaged_and_its_average_comes_to_rest(run):
     state, _, _ = run
     averages = state.ema["params"]

@@ -139,6 +139,7 @@ def test_a_folder_that_dew_refuses_is_status_2_and_writes_nothing(
         certify(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_certify_writes_its_figures_beside_the_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from pools import run
+
+from dew.artifacts.failure import UNHEARD_STATUS
 
 CHILD = "pool_artifacts_child.py"
 
@@ -22,6 +26,16 @@ def test_two_processes_agree_and_go_on_after_a_failure():
         assert "do not agree on their phase" in said["unequal"]
         assert said["published"] is None
     assert (first["after"], second["after"]) == (0, 1)
+
+
+def test_a_process_that_comes_late_to_an_agreement_ends_with_the_peer_that_waited():
+    """The peer's grace is over, and it is gone: nobody is left to agree with."""
+    began = time.monotonic()
+    first, second = run(CHILD, 2, work="late")
+    for rank in (first, second):
+        assert rank.status == UNHEARD_STATUS
+        assert "failed in opening: OSError: no such disk" in rank.err
+    assert time.monotonic() - began < 60
 
 
 def test_global_leaves_come_home_whole():
@@ -47,7 +61,8 @@ def test_a_thousand_leaves_take_as_many_computations_as_their_bytes_need():
 
 @pytest.mark.slow
 def test_gathering_in_groups_is_twenty_times_faster_than_leaf_by_leaf():
-    said = [rank.said for rank in run(CHILD, 2, work="many", leaves=1000, bytes=256 * 2**20)]
+    settings = {"leaves": 1000, "bytes": 2**28, "one_by_one": True}
+    said = [rank.said for rank in run(CHILD, 2, work="many", **settings)]
     for one in said:
         assert one["computations"] == [1000]
         assert one["single"] > 20 * one["grouped"], one

@@ -52,6 +52,7 @@ def test_two_processes_with_two_devices_train_as_one_device_does():
     assert_same_run(2, 2, {"fsdp": 2, "tensor": 2}, 6)
 
 
+@pytest.mark.slow
 def test_processes_that_share_rows_read_the_same_ones():
     assert_same_run(2, 1, {"tensor": 2}, 6)
 

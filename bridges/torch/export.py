@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -81,7 +82,7 @@ def _exported(module: Any, args: Any, kwargs: Any, dynamic: bool) -> Any:
         shapes = tree_map(_free, (tuple(args), dict(kwargs)))
         shapes = shapes[0] if not kwargs else shapes[1] if not args else None
     try:
-        with _quiet(), torch.enable_grad(), _transformers_patches(module, kwargs):
+        with _quiet(), torch.enable_grad(), transformers_patches(module, kwargs):
             return torch.export.export(
                 module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=False
             )
@@ -125,7 +126,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _transformers_patches(module: Any, kwargs: Mapping[str, Any]) -> Iterator[None]:
+def transformers_patches(module: Any, kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Put transformers' own mends for export in place, where the module is one of its models."""
     import sys
 
@@ -143,9 +144,42 @@ def _transformers_patches(module: Any, kwargs: Mapping[str, Any]) -> Iterator[No
     with (
         apply_patches("dynamo"),
         exporters.reset_model_state(module),
+        _settled_outputs(module, found.utils.ModelOutput),
         exporters.patch_forward_signature(module, dict(kwargs)) if kwargs else _nothing(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _settled_outputs(module: Any, output_class: type) -> Iterator[None]:
+    """Let the fields of a model's outputs stand in the order of their class.
+
+    torch takes an output apart and puts it together again, which brings them into that order,
+    and goes on to read it by the order that the model had set them in.
+    """
+
+    def settled(value: Any) -> Any:
+        if isinstance(value, output_class):
+            return type(value)(**{name: settled(part) for name, part in value.items()})
+        if type(value) in (tuple, list):
+            return type(value)(settled(part) for part in value)
+        return value
+
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def settled_forward(*args: Any, **kwargs: Any) -> Any:
+        return settled(forward(*args, **kwargs))
+
+    own = vars(module).get("forward")
+    module.forward = settled_forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 @contextlib.contextmanager
