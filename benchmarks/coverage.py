@@ -27,7 +27,6 @@ MEMORY = 10 * 2**30
 HASTE = "--xla_backend_optimization_level=0"
 # Each process is split off from one that has imported what all of them need.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_IMPORTED = ["torch", "torchvision", "transformers", "jax", "optax", "tiny_models"]
 FORWARD, GRADIENT, STEP = 1e-4, 1e-3, 1e-3
 """Largest errors: of the outputs' scale, of each gradient's norm, of each parameter's change."""
 
@@ -235,7 +234,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
-    _PROCESSES.set_forkserver_preload([*_IMPORTED, "bridges.torch.tracing"])
+    _PROCESSES.set_forkserver_preload(["preload", "jax", "optax", "bridges.torch.tracing"])
     from tiny_models import known_types, vision_models
 
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
