@@ -16,14 +16,14 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).with_name("coverage.json")
 STAGES = ("built", "ran", "exported", "forward", "gradient", "step")
-SECONDS = 300
-MEMORY = 10 * 2**30
+SECONDS = 200
+MEMORY = 5 * 2**30
 HASTE = "--xla_backend_optimization_level=0"
 # Each process is split off from one that has imported what all of them need.
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -242,7 +242,9 @@ def main() -> None:
     wanted = [k for k in kinds if options.again or options.kinds or k not in results]
     wanted.sort(key=lambda kind: zlib.crc32(kind.encode()))  # so that a part is a fair sample
     with ThreadPoolExecutor(options.workers) as pool:
-        for number, found in enumerate(pool.map(run_one, wanted), 1):
+        running = [pool.submit(run_one, kind) for kind in wanted]
+        for number, done in enumerate(as_completed(running), 1):
+            found = done.result()
             results[found["kind"]] = found
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
             reached = [stage for stage in STAGES if found.get(stage)]

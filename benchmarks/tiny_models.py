@@ -22,6 +22,7 @@ _USUAL = frozenset(
 _CLIPS = ("r3d", "mc3", "r2plus1d", "s3d", "mvit_v1", "mvit_v2", "swin3d")
 _DETECTORS = ("fasterrcnn", "maskrcnn", "keypointrcnn", "ssd", "fcos", "retinanet")
 
+_DEEP = re.compile(r"(layers|depth|num_blocks)$")
 # What a config's integers shrink to where no config of the table builds the type.
 _SMALL = {
     "vocab_size": 128,
@@ -152,6 +153,8 @@ def _shrunk(config: Any) -> Any:
             _shrunk(value)
         elif isinstance(value, int) and not isinstance(value, bool) and name in _SMALL:
             setattr(config, name, _SMALL[name])
+        elif type(value) is int and _DEEP.search(name):
+            setattr(config, name, min(value, 2))
     size = getattr(config, "vocab_size", None)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         number = getattr(config, name, None)

@@ -174,6 +174,34 @@ def test_named_outputs_cross_jit_and_keep_their_names(bert):
         _ = doubled.logits
 
 
+def test_outputs_keep_their_names_in_whatever_order_the_model_set_them():
+    """torch rebuilds an output, which brings its fields into another order; right: eager torch."""
+    from transformers import BertConfig, BertPreTrainedModel
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    class Late(BertPreTrainedModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.table = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.post_init()
+
+        def forward(self, input_ids=None):
+            states = self.table(input_ids)
+            outputs = BaseModelOutputWithPooling(last_hidden_state=states)
+            outputs["hidden_states"] = (None, states + 1)
+            outputs["pooler_output"] = states.mean(1)
+            return {"image_outputs": outputs}
+
+    module = Late(BertConfig(hidden_size=8, vocab_size=30)).eval()
+    ids = torch.arange(6).reshape(2, 3)
+    ours, theirs = from_torch(module, {"input_ids": ids})(input_ids=ids.numpy()), module(ids)
+    ours, theirs = ours["image_outputs"], theirs["image_outputs"]
+    for name in ("last_hidden_state", "pooler_output"):
+        np.testing.assert_array_equal(ours[name], theirs[name].detach())
+    assert ours["hidden_states"][0] is None
+    np.testing.assert_array_equal(ours["hidden_states"][1], theirs["hidden_states"][1].detach())
+
+
 def test_tied_parameters_are_one_leaf_and_their_gradients_add_up():
     class Tied(nn.Module):
         def __init__(self):

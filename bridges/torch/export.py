@@ -161,6 +161,8 @@ def _settled_outputs(module: Any, output_class: type) -> Iterator[None]:
     def settled(value: Any) -> Any:
         if isinstance(value, output_class):
             return type(value)(**{name: settled(part) for name, part in value.items()})
+        if type(value) is dict:
+            return {name: settled(part) for name, part in value.items()}
         if type(value) in (tuple, list):
             return type(value)(settled(part) for part in value)
         return value
