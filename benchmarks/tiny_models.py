@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIGS = Path(__file__).with_name("tiny_configs.json")
-VOCABULARY, LENGTH, IMAGE, GRID = 50, 16, 32, 4
+VOCABULARY, LENGTH, IMAGE, GRID = 50, 16, 64, 4
 _COUNTED = re.compile(r"tokens: 0, (?:image |audio )?features:? (\d+)", re.IGNORECASE)
 _USUAL = frozenset(
     ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids", "bbox")
@@ -60,6 +60,8 @@ _SMALL = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
     "num_mel_bins": 16,
     "q_lora_rank": 32,
     "kv_lora_rank": 32,
@@ -155,6 +157,10 @@ def _shrunk(config: Any) -> Any:
             setattr(config, name, _SMALL[name])
         elif type(value) is int and _DEEP.search(name):
             setattr(config, name, min(value, 2))
+    if hasattr(config, "qk_rope_head_dim"):
+        parts = {"head_dim": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        config.update({**parts, "qk_head_dim": 32, "num_key_value_heads": 4})
+        config.update({"num_experts_per_tok": 2})
     size = getattr(config, "vocab_size", None)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         number = getattr(config, name, None)
@@ -167,7 +173,7 @@ def first_that_runs(module: Any) -> dict[str, Any]:
     """Return the fewest inputs that a module's forward accepts, by their usual names.
 
     Raises:
-        Exception: what the first try raised, where none is accepted.
+        Exception: what the last try raised, where none is accepted.
     """
     taken = set(inspect.signature(module.forward).parameters)
     main = getattr(module, "main_input_name", "input_ids")
@@ -181,36 +187,47 @@ def first_that_runs(module: Any) -> dict[str, Any]:
         {"input_ids", "pixel_values", "bbox"},
         {"hidden_states"},
         {"inputs_embeds"},
-        {"pixel_values", "image_grid_thw", "input_ids"},
         {"hidden_states", "grid_thw"},
+        {main, "grid_thw"},
         {"pixel_values", "grid_thw"},
         {name for name in taken if name in _USUAL},
+        {"pixel_values", "image_grid_thw", "input_ids"},
+        {"pixel_values", "image_grid_thw", "input_ids", "mm_token_type_ids"},
     ]
-    first: Exception | None = None
+    last: Exception | None = None
     for names in tries:
         if not names <= taken:
             continue
         try:
             return _accepted(module, {name: _shape(module, name) for name in sorted(names)})
         except Exception as error:
-            first = first or error
-    raise first or ValueError(f"{type(module).__name__} takes {sorted(taken)}")
+            last = error
+    raise last or ValueError(f"{type(module).__name__} takes {sorted(taken)}")
 
 
 def _accepted(module: Any, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
     """Run a module on inputs; where it counts image tokens, give it as many as it asks for."""
+    taken = inspect.signature(module.forward).parameters
+    if len(shapes.get("pixel_values", ())) == 2 and "image_grid_thw" in taken:
+        shapes = {**shapes, "image_grid_thw": [2, 3]}
     inputs = {name: _value(module, name, shape) for name, shape in shapes.items()}
     try:
         module(**inputs)
+        return inputs
     except ValueError as error:
         counted = _COUNTED.search(str(error))
         marker = _marker(module.config, shapes)
         if counted is None or marker is None:
             raise
-        each = int(counted[1]) // len(inputs["input_ids"])
-        inputs["input_ids"] = _with_markers(inputs["input_ids"], marker, each)
-        module(**inputs)
-    return inputs
+    each = int(counted[1]) // len(inputs["input_ids"])
+    width = _first(module.config.get_text_config(), ("hidden_size", "d_model")) or 1
+    # Some count an image's places, some the numbers that stand there.
+    for count in (each, each // width):
+        marked = _with_markers(inputs, marker, count)
+        with contextlib.suppress(ValueError, IndexError):
+            module(**marked)
+            return marked
+    raise ValueError(f"neither {each} nor {each // width} image tokens are accepted")
 
 
 def _marker(config: Any, names: Collection[str]) -> int | None:
@@ -222,11 +239,21 @@ def _marker(config: Any, names: Collection[str]) -> int | None:
     return None
 
 
-def _with_markers(ids: Any, marker: int, count: int) -> Any:
+def _with_markers(inputs: Mapping[str, Any], marker: int, count: int) -> dict[str, Any]:
+    """Return inputs whose ids hold a marker `count` times a row, after the second."""
     import torch
 
+    ids = inputs["input_ids"]
+    rest = ids[:, count + 2 :] if count + 2 < ids.shape[1] else ids[:, 2:]
     markers = torch.full((len(ids), count), marker)
-    return torch.cat([ids[:, :2], markers, ids[:, 2:]], dim=1)
+    ids = torch.cat([ids[:, :2], markers, rest], dim=1)
+    marked = {**inputs, "input_ids": ids}
+    for name in marked:
+        if name == "mm_token_type_ids":
+            marked[name] = (ids == marker).long()
+        elif name == "attention_mask":
+            marked[name] = torch.ones_like(ids)
+    return marked
 
 
 def _shape(module: Any, name: str) -> list[int]:
@@ -311,7 +338,7 @@ def _value(module: Any, name: str, shape: list[int]) -> Any:
         return torch.ones(shape, dtype=torch.long)
     if name == "position_ids":
         return torch.arange(shape[-1]).expand(shape).clone()
-    if name in ("token_type_ids", "bbox"):
+    if name.endswith("token_type_ids") or name == "bbox":
         return torch.zeros(shape, dtype=torch.long)
     if name.endswith("ids") or name == "labels":
         size = getattr(module.config.get_text_config(), "vocab_size", None) or VOCABULARY
