@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from bridges.data.datasets import dataset
     from bridges.exporting import export
     from bridges.loading import load
+    from bridges.torch import optimizer_state, tensors
+    from bridges.torch.to_torch import to_torch
     from bridges.torch.tracing import from_torch
 
 _HOMES = {
@@ -19,16 +21,35 @@ _HOMES = {
     "load_adapter": "bridges.adapters",
     "export_adapter": "bridges.adapters",
     "from_torch": "bridges.torch.tracing",
+    "to_torch": "bridges.torch.to_torch",
 }
 
-__all__ = ["dataset", "export", "export_adapter", "from_torch", "load", "load_adapter"]
+_MODULES = {
+    "optimizer_state": "bridges.torch.optimizer_state",
+    "tensors": "bridges.torch.tensors",
+}
+
+__all__ = [
+    "dataset",
+    "export",
+    "export_adapter",
+    "from_torch",
+    "load",
+    "load_adapter",
+    "optimizer_state",
+    "tensors",
+    "to_torch",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public function, importing its module now."""
-    if name not in _HOMES:
+    """Return a public function or module, importing it now."""
+    if name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
         raise AttributeError(f"module 'bridges' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

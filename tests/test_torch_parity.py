@@ -1,0 +1,178 @@
+"""Parity's checks on traced models, against torch and transformers; and the tasks they are fit for.
+
+Each model is tiny and random, its weights far enough from their first values that nothing is zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bridges
+import dew
+from dew.errors import InputRefused
+from parity.check import judge
+from parity.running import CHECKS, certify, load_check
+from parity.subject import load_subject
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*no native family")]
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "GPTNeoForCausalLM": {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "max_position_embeddings": 32,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 5,
+    },
+    "BertForMaskedLM": {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 32,
+    },
+    "BloomForCausalLM": {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "T5ForConditionalGeneration": {
+        "vocab_size": 97,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "decoder_start_token_id": 0,
+    },
+    "BertModel": {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 32,
+    },
+}
+LOOKING = ("weights", "logits", "loss and gradient", "round trip")
+
+
+def written(architecture, folder):
+    """Write a random model as transformers does."""
+    import transformers
+
+    kind = getattr(transformers, architecture)
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    module = kind(kind.config_class(**CONFIGS[architecture], **ids)).eval()
+    generator = np.random.default_rng(len(architecture))
+    with torch.no_grad():
+        for name, tensor in sorted(module.named_parameters()):
+            noise = torch.tensor(generator.standard_normal(tuple(tensor.shape)).astype(np.float32))
+            scale = name.endswith("weight") and tensor.ndim == 1
+            tensor.copy_(0.2 * noise + scale)
+    module.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory):
+    """Subjects by architecture, loaded when first asked for."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DEW_CACHE", str(tmp_path_factory.mktemp("cache")))
+    made = {}
+
+    def subject(architecture):
+        if architecture not in made:
+            folder = tmp_path_factory.mktemp(architecture)
+            made[architecture] = load_subject(written(architecture, folder), name=architecture)
+        return made[architecture]
+
+    yield subject
+    patch.undo()
+
+
+@pytest.mark.parametrize("check", [*LOOKING, "update", "perplexity"])
+def test_a_traced_causal_model_passes(subjects, check):
+    verdict = judge(load_check(check), subjects("GPTNeoForCausalLM"), seed=0)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("check", LOOKING)
+def test_a_traced_encoder_passes(subjects, check):
+    verdict = judge(load_check(check), subjects("BertForMaskedLM"), seed=0)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [*LOOKING, "update"])
+@pytest.mark.parametrize(
+    "architecture", ["BloomForCausalLM", "T5ForConditionalGeneration", "BertModel"]
+)
+def test_other_traced_models_pass(subjects, architecture, check):
+    verdict = judge(load_check(check), subjects(architecture), seed=0)
+    assert verdict.passed, verdict
+
+
+def test_a_changed_weight_fails_every_check_that_sees_it(subjects):
+    subject = subjects("GPTNeoForCausalLM")
+    name = "transformer.h.1.mlp.c_fc.weight"
+    params = dict(subject.bundle.variables["params"])
+    params[name] = params[name].at[0, 0].add(1e-3)
+    bundle = subject.bundle.replace(variables={**subject.bundle.variables, "params": params})
+    broken = dataclasses.replace(subject, bundle=bundle)
+    for check in LOOKING:
+        verdict = judge(load_check(check), broken, seed=0)
+        assert not verdict.passed, check
+
+
+def test_checks_that_do_not_fit_are_left_out_with_their_reason(subjects):
+    subject = subjects("BertForMaskedLM")
+    assert subject.why_not("tokenizer") == "the checkpoint has no tokenizer"
+    assert subject.why_not("greedy") == "bert has no generate in transformers either"
+    assert subject.why_not("perplexity") == "bert is no causal language model"
+    assert [name for name in CHECKS if not subject.why_not(name)] == [
+        *LOOKING[:3],
+        "update",
+        LOOKING[3],
+    ]
+
+
+@pytest.mark.slow
+def test_certify_writes_verdicts_and_what_was_left_out(subjects):
+    subject = subjects("BertForMaskedLM")
+    verdicts = certify(subject.source)
+    assert all(verdict.passed for verdict in verdicts)
+    report = json.loads((subject.source / "parity.json").read_text())
+    assert report["passed"]
+    assert {check["name"] for check in report["skipped"]} == {"tokenizer", "greedy", "perplexity"}
+    assert len(report["verdicts"]) == len(CHECKS) - 3
+
+
+def test_models_that_read_no_text_are_refused(tmp_path):
+    from transformers import ViTConfig, ViTModel
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ViTModel(ViTConfig(**sizes, intermediate_size=16, image_size=8, patch_size=4)).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(InputRefused, match=r"models of text; vit takes pixel_values"):
+        load_subject(tmp_path)
+
+
+def test_a_task_that_a_traced_model_does_not_do_is_refused(subjects):
+    bundle = subjects("BertForMaskedLM").bundle
+    wanted = r"'BertForMaskedLM' \(bert\) does not do text-generation; it is fit for none of"
+    for call in (
+        lambda: dew.pipeline(bundle),
+        lambda: dew.pipeline("text-generation", model=bundle),
+        lambda: dew.pipeline(str(subjects("BertForMaskedLM").source)),
+    ):
+        with pytest.raises(InputRefused, match=wanted):
+            call()
+    assert subjects("GPTNeoForCausalLM").bundle.tasks == ("text-generation",)
+    assert bridges.load(str(subjects("BertForMaskedLM").source)).tasks == ()
