@@ -20,6 +20,7 @@ _USUAL = frozenset(
 )
 
 _CLIPS = ("r3d", "mc3", "r2plus1d", "s3d", "mvit_v1", "mvit_v2", "swin3d")
+_SIZES = ("test_", "atto", "femto", "pico", "nano", "xxt", "xxs", "tiny", "xs", "small", "18", "_s")
 _DETECTORS = ("fasterrcnn", "maskrcnn", "keypointrcnn", "ssd", "fcos", "retinanet")
 
 _DEEP = re.compile(r"(layers|depth|num_blocks)$")
@@ -85,9 +86,15 @@ def vision_models() -> list[str]:
     for module in sorted(timm.list_modules()):
         found = timm.list_models(module=module)
         if found:
-            smallest[module] = min(found, key=lambda name: (not name.startswith("test_"), name))
+            smallest[module] = min(found, key=_size)
     timms = [f"timm:{name}" for name in smallest.values()]
     return [name for name in names if "quantized" not in name] + timms
+
+
+def _size(name: str) -> tuple[int, str]:
+    """Return what sorts names of timm's models by their sizes, as far as names tell."""
+    ranks = (rank for rank, word in enumerate(_SIZES) if word in name)
+    return next(ranks, len(_SIZES)), name
 
 
 def built(kind: str) -> tuple[Any, dict[str, Any]]:
