@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +100,10 @@ def load_adapter(bundle: Bundle, directory: str | os.PathLike[str]) -> Bundle:
         InputRefused: a config that dew does not follow, or no adapter there.
         WeightMismatch: tensors that do not fit the model, all in one message.
     """
+    if _is_traced(bundle):
+        from bridges.torch.lora_files import load_traced_adapter
+
+        return load_traced_adapter(bundle, directory)
     folder = Path(os.fspath(directory))
     settings = read_adapter_config(folder, bundle.source)
     tensors = _open(folder)
@@ -140,6 +144,11 @@ def export_adapter(bundle: Bundle, directory: str | os.PathLike[str]) -> None:
         InputRefused: a bundle without an adapter.
         OSError: the disk is full or fails; the old adapter is as it was.
     """
+    if _is_traced(bundle):
+        from bridges.torch.lora_files import export_traced_adapter
+
+        export_traced_adapter(bundle, directory)
+        return
     if bundle.adapter is None or "lora" not in bundle.variables:
         raise InputRefused("the bundle has no adapter; bridges.export writes whole models")
     family, adapter = family_of(bundle.config), bundle.adapter
@@ -175,6 +184,8 @@ def merge(bundle: Bundle) -> Bundle:
     """
     if bundle.adapter is None or "lora" not in bundle.variables:
         raise InputRefused("the bundle has no adapter to merge")
+    if _is_traced(bundle):
+        return bundle.merged
     params = merged(
         bundle.variables["params"], bundle.variables["lora"], bundle.model.adapter_scale
     )
@@ -183,6 +194,12 @@ def merge(bundle: Bundle) -> Bundle:
         variables={**_without_adapter(bundle), "params": params},
         adapter=None,
     )
+
+
+def _is_traced(bundle: Any) -> TypeGuard[Any]:
+    from bridges.torch.checkpoint import TracedBundle
+
+    return isinstance(bundle, TracedBundle)
 
 
 def _without_adapter(bundle: Bundle) -> dict[str, Any]:

@@ -73,8 +73,6 @@ def load(
     config, open_weights, read_processor = _opened(path)
     own = compute if param_dtype is None else storage
     if path.is_dir() and _is_traced(traced, config, own):
-        if mesh is not None:
-            raise InputRefused("mesh: a traced model is loaded whole; place it with the Trainer's")
         from bridges.torch.checkpoint import load_traced
 
         return load_traced(
@@ -84,6 +82,7 @@ def load(
             processor=read_processor(),
             generation_config=_generation_config(path),
             dtype=own,
+            placement=None if mesh is None else Placement.of(mesh, layout, {}),
         )
     where = shown_path(path / "config.json" if path.is_dir() else path)
     family, model = _model(config, where, strict)

@@ -50,7 +50,9 @@ def _run(options: argparse.Namespace) -> int:
 
     printer = report.Printer(sys.stdout)
     if options.action == "certify":
-        verdicts = running.certify(options.path, seed=options.seed, seen=printer.seen)
+        verdicts = running.certify(
+            options.path, seed=options.seed, seen=printer.seen, skipped=printer.skipped
+        )
         folder = options.path if options.path.is_dir() else options.path.parent
         written: Path | None = folder / running.REPORT
     else:
@@ -60,6 +62,7 @@ def _run(options: argparse.Namespace) -> int:
             report=options.report,
             seed=options.seed,
             seen=printer.seen,
+            skipped=printer.skipped,
         )
         written = options.report
     printer.finish(verdicts, written)

@@ -51,6 +51,15 @@ class Verdict:
         return record
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """A check that a subject cannot be asked: the check's name, the subject's, and why."""
+
+    name: str
+    subject: str
+    reason: str
+
+
 class Check(Protocol):
     """One question about a subject, answered by two sides that see the same inputs."""
 

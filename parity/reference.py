@@ -7,7 +7,9 @@ float32 whatever the weights are, so an exact run also turns those requests into
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,9 +38,15 @@ class Checkpoint:
     """A checkpoint as transformers reads it: a Hugging Face folder, or one GGUF file.
 
     Models are kept once read, one a precision, until `release`.
+
+    Args:
+        source: the folder or the file.
+        own_class: read it by the class that config.json names, or the bare model; else as a
+            causal language model.
     """
 
     source: Path
+    own_class: bool = False
     _models: dict[str, Any] = field(default_factory=dict, repr=False)
     _report: dict[str, Any] | None = field(default=None, repr=False)
 
@@ -50,7 +58,7 @@ class Checkpoint:
 
     def fresh_model(self, precision: str) -> Any:
         """Return a model that nobody else holds, for runs that change its weights."""
-        model, self._report = _from_pretrained(self.source, precision)
+        model, self._report = _from_pretrained(self.source, precision, self.own_class)
         return model
 
     def loading_info(self) -> dict[str, list[str]]:
@@ -167,6 +175,7 @@ def adamw_steps(
     sizes = {
         name: _array((optimizer.state[tensor]["exp_avg_sq"] / weight).sqrt())
         for name, tensor in model.named_parameters()
+        if tensor in optimizer.state
     }
     return losses, sizes
 
@@ -231,14 +240,14 @@ def _address(source: Path) -> tuple[str, dict[str, str]]:
     return str(source), {}
 
 
-def _from_pretrained(source: Path, precision: str) -> tuple[Any, dict[str, Any]]:
+def _from_pretrained(source: Path, precision: str, own_class: bool) -> tuple[Any, dict[str, Any]]:
     import torch
-    from transformers import AutoModelForCausalLM
 
     folder, extra = _address(source)
+    kind = _own_class(source) if own_class else _class_named("AutoModelForCausalLM")
     # The bar of GGUF reading heeds no setting.
     with _quiet(), contextlib.redirect_stderr(io.StringIO()):
-        read: Any = AutoModelForCausalLM.from_pretrained(
+        read: Any = kind.from_pretrained(
             folder,
             dtype=getattr(torch, precision),
             output_loading_info=True,
@@ -250,6 +259,18 @@ def _from_pretrained(source: Path, precision: str) -> tuple[Any, dict[str, Any]]
     if precision == EXACT:
         _recompute_rotary_tables(model)
     return model, info
+
+
+def _own_class(folder: Path) -> Any:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    named = [_class_named(str(name)) for name in config.get("architectures") or ()]
+    return next((kind for kind in named if kind is not None), _class_named("AutoModel"))
+
+
+def _class_named(name: str) -> Any:
+    import transformers
+
+    return getattr(transformers, name, None)
 
 
 def _recompute_rotary_tables(model: Any) -> None:
@@ -286,13 +307,39 @@ def _forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> A
 
     mask = np.asarray(attention_mask, np.int64)
     _forget_lengths(model)
-    return model(
-        input_ids=torch.tensor(np.asarray(input_ids, np.int64)),
-        attention_mask=torch.tensor(mask),
-        # GPT-2 counts padding as positions unless it is told.
-        position_ids=torch.tensor(_positions(mask)),
-        use_cache=False,
-    ).logits
+    # GPT-2 counts padding as positions unless it is told.
+    given = inputs_by_name(
+        np.asarray(input_ids, np.int64), mask, _positions(mask), model.config.to_dict()
+    )
+    tensors = {name: torch.tensor(value) for name, value in given.items()} | {"use_cache": False}
+    known = inspect.signature(model.forward).parameters
+    return first_output(model(**{k: v for k, v in tensors.items() if k in known}))
+
+
+def inputs_by_name(
+    input_ids: Any, attention_mask: Any, position_ids: Any, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the inputs of a batch by transformers' names; a decoder reads what its encoder does.
+
+    Args:
+        input_ids: [N, L].
+        attention_mask: [N, L].
+        position_ids: [N, L].
+        config: the model's.
+    """
+    given = {"input_ids": input_ids, "attention_mask": attention_mask}
+    if config.get("is_encoder_decoder"):
+        return {
+            **given,
+            "decoder_input_ids": input_ids,
+            "decoder_attention_mask": attention_mask,
+        }
+    return {**given, "position_ids": position_ids}
+
+
+def first_output(outputs: Mapping[str, Any]) -> Any:
+    """Return a model's logits, or its first output where it has none."""
+    return outputs["logits"] if "logits" in outputs else next(iter(outputs.values()))
 
 
 def _token_losses(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
@@ -300,11 +347,23 @@ def _token_losses(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray)
 
     # The last token is a target only: its own position may not exist.
     scores = _forward(model, input_ids[:, :-1], attention_mask[:, :-1])
+    if not scores_tokens(scores.shape, input_ids.shape, model.config.to_dict()):
+        counted = _counted(attention_mask)
+        by_token = scores.shape[:2] == counted.shape
+        means = scores.square().reshape(*(counted.shape if by_token else (len(scores), 1)), -1)
+        means = means.mean(-1)
+        return torch.where(counted, means, torch.zeros_like(means))
     targets = torch.tensor(np.asarray(input_ids, np.int64))[:, 1:]
     losses = torch.nn.functional.cross_entropy(
         scores.reshape(-1, scores.shape[-1]), targets.reshape(-1), reduction="none"
     ).reshape(targets.shape)
     return torch.where(_counted(attention_mask), losses, torch.zeros_like(losses))
+
+
+def scores_tokens(shape: Sequence[int], rows: Sequence[int], config: Mapping[str, Any]) -> bool:
+    """Tell whether an output of `shape` for rows [N, L + 1] is logits of the next token."""
+    vocabulary = {**config, **(config.get("text_config") or {})}.get("vocab_size")
+    return tuple(shape) == (rows[0], rows[1] - 1, vocabulary)
 
 
 def _mean_loss(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from parity.check import Figure, Verdict
+from parity.check import Figure, Skipped, Verdict
 
 NAME, SUBJECT = 20, 18
 
@@ -33,6 +33,13 @@ class Printer:
             return
         print(line(verdict), file=self._stream, flush=True)
 
+    def skipped(self, check: Skipped) -> None:
+        """Take notice of a check that was not asked."""
+        if self._status is not None:
+            self._status.skipped.append(check)
+            return
+        print(skip_line(check), file=self._stream, flush=True)
+
     def finish(self, verdicts: Sequence[Verdict], written: Path | None) -> None:
         """Show what remains to be shown, and the sum of it all."""
         if self._status is not None:
@@ -48,6 +55,11 @@ def line(verdict: Verdict) -> str:
     head = f"{mark:<8}{verdict.subject:<{SUBJECT}} {verdict.name:<{NAME}}{figures(verdict)}"
     text = f"{head.rstrip()}  ({verdict.seconds:.1f} s)"
     return text if verdict.passed else f"{text}\n        {verdict.reason}"
+
+
+def skip_line(check: Skipped) -> str:
+    """Return a check that was not asked as one plain line."""
+    return f"{'skipped':<8}{check.subject:<{SUBJECT}} {check.name:<{NAME}}{check.reason}"
 
 
 def figures(verdict: Verdict) -> str:
@@ -72,6 +84,7 @@ class _Status:
         self._status = self._console.status("comparing with torch and transformers ...")
         self._status.start()
         self._count = 0
+        self.skipped: list[Skipped] = []
 
     def seen(self, verdict: Verdict) -> None:
         self._count += 1
@@ -93,6 +106,8 @@ class _Status:
                 escape(told),
                 f"{verdict.seconds:.1f}",
             )
+        for check in self.skipped:
+            table.add_row("skipped", escape(check.subject), escape(check.name), check.reason, "")
         self._console.print(table)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.errors import UnknownName, nearest, shown
-from parity.check import Check, Verdict, judge
+from parity.check import Check, Skipped, Verdict, judge
 from parity.subject import Subject, load_subject
 
 CHECKS: Mapping[str, str] = {
@@ -41,6 +41,7 @@ def run(
     report: str | Path | None = None,
     seed: int = SEED,
     seen: Seen | None = None,
+    skipped: Callable[[Skipped], None] | None = None,
 ) -> list[Verdict]:
     """Run checks against torch and transformers, and return their verdicts.
 
@@ -51,40 +52,52 @@ def run(
         report: where to write the JSON report, or None.
         seed: of every input, and of the tiny models.
         seen: called with each verdict as it comes.
+        skipped: called with each check that a subject cannot be asked, and why.
 
     Raises:
         UnknownName: a check that does not exist.
         InputRefused: a model that dew refuses.
     """
     chosen = _chosen(checks)
-    verdicts = []
+    verdicts, left_out = [], []
     for subject in _subjects(model, seed):
         for check in chosen:
-            if check.name == "tokenizer" and subject.bundle.processor is None:
+            reason = subject.why_not(check.name)
+            if reason:
+                left_out.append(Skipped(check.name, subject.name, reason))
+                if skipped is not None:
+                    skipped(left_out[-1])
                 continue
             verdicts.append(judge(check, subject, seed=seed))
             if seen is not None:
                 seen(verdicts[-1])
         subject.checkpoint.release()
     if report is not None:
-        write_report(Path(report), verdicts, seed=seed)
+        write_report(Path(report), verdicts, seed=seed, skipped=left_out)
     return verdicts
 
 
-def certify(path: str | Path, *, seed: int = SEED, seen: Seen | None = None) -> list[Verdict]:
+def certify(
+    path: str | Path,
+    *,
+    seed: int = SEED,
+    seen: Seen | None = None,
+    skipped: Callable[[Skipped], None] | None = None,
+) -> list[Verdict]:
     """Run every check on one checkpoint, and write `parity.json` beside its weights.
 
     Args:
         path: a Hugging Face folder or a GGUF file.
         seed: of every input.
         seen: called with each verdict as it comes.
+        skipped: called with each check that the checkpoint cannot be asked, and why.
 
     Raises:
         InputRefused: a checkpoint that dew refuses: config keys that it does not know included.
     """
     path = Path(path)
     folder = path if path.is_dir() else path.parent
-    return run(model=path, report=folder / REPORT, seed=seed, seen=seen)
+    return run(model=path, report=folder / REPORT, seed=seed, seen=seen, skipped=skipped)
 
 
 def certificate(path: str | Path) -> dict[str, Any]:
@@ -92,7 +105,9 @@ def certificate(path: str | Path) -> dict[str, Any]:
     return report_of(run(model=path), seed=SEED)
 
 
-def report_of(verdicts: Sequence[Verdict], *, seed: int) -> dict[str, Any]:
+def report_of(
+    verdicts: Sequence[Verdict], *, seed: int, skipped: Sequence[Skipped] = ()
+) -> dict[str, Any]:
     """Return the report as JSON takes it: versions, the seed, and every verdict's figures."""
     from parity import reference
 
@@ -101,6 +116,7 @@ def report_of(verdicts: Sequence[Verdict], *, seed: int) -> dict[str, Any]:
         "seed": seed,
         "versions": {name: version(name) for name in PACKAGES} | reference.versions(),
         "verdicts": [verdict.to_dict() for verdict in verdicts],
+        "skipped": [vars(check) for check in skipped],
     }
 
 
@@ -110,11 +126,14 @@ def load_check(name: str) -> Check:
     return getattr(import_module(module), attribute)()
 
 
-def write_report(path: Path, verdicts: Sequence[Verdict], *, seed: int) -> None:
+def write_report(
+    path: Path, verdicts: Sequence[Verdict], *, seed: int, skipped: Sequence[Skipped] = ()
+) -> None:
     """Write the report aside and rename it, so that no reader meets half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    text = json.dumps(report_of(verdicts, seed=seed), indent=1, ensure_ascii=False, allow_nan=False)
+    record = report_of(verdicts, seed=seed, skipped=skipped)
+    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
     try:
         aside.write_text(text + "\n", encoding="utf-8")
         os.replace(aside, path)

@@ -1,4 +1,9 @@
-"""The subject of a check: one checkpoint, as dew loads it and as transformers does."""
+"""The subject of a check: one checkpoint, as dew loads it and as transformers does.
+
+A traced model is checked as its native siblings are: its losses are those of the next token where
+it has logits by token, and the mean squares of its first output where it has not: by token, or by
+row where that is all there is.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from dew.errors import InputRefused
 from parity.corpus import TEXT
 from parity.packing import Documents, Tokens
-from parity.reference import Checkpoint
+from parity.reference import Checkpoint, inputs_by_name
 
 LONGEST = 48
+UNLIMITED = 1 << 20
 
 
 @dataclass
@@ -40,15 +47,59 @@ class Subject:
 
         Dynamic rotary scaling only shows past the trained context, so there it is passed.
         """
+        if self.traced:
+            return min(LONGEST, self.longest)
         limit = self.bundle.model.position_limit
         return min(LONGEST, limit if limit is not None else 3 * self.bundle.model.max_seq_len // 2)
+
+    @property
+    def traced(self) -> bool:
+        """Whether the model was traced from torch."""
+        from bridges.torch.checkpoint import TracedBundle
+
+        return isinstance(self.bundle, TracedBundle)
+
+    @property
+    def longest(self) -> int:
+        """How many tokens the model was made for."""
+        if not self.traced:
+            return self.bundle.model.max_seq_len
+        limit = self.bundle.position_limit
+        return UNLIMITED if limit is None else limit
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids the model has."""
+        if not self.traced:
+            return self.bundle.model.vocab_size
+        config = self.bundle.config
+        return (config | (config.get("text_config") or {}))["vocab_size"]
+
+    def given(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
+        """Return the model's inputs for a batch [N, L]; positions count the real tokens."""
+        if not self.traced:
+            return {"input_ids": input_ids, "attention_mask": attention_mask}
+        positions = (attention_mask.cumsum(-1) - 1).clip(0)
+        return self.bundle.taken(
+            **inputs_by_name(input_ids, attention_mask, positions, self.bundle.config)
+        )
+
+    def why_not(self, check: str) -> str:
+        """Return why a check cannot be asked of this subject, or nothing."""
+        if check == "tokenizer" and self.bundle.processor is None:
+            return "the checkpoint has no tokenizer"
+        if check == "perplexity" and not self.bundle.tasks:
+            return f"{self.bundle.family} is no causal language model"
+        if check == "greedy" and self.traced and not self.bundle.stored["generates"]:
+            return f"{self.bundle.family} has no generate in transformers either"
+        return ""
 
     def token_stream(self, length: int, seed: int) -> np.ndarray:
         """Return `length` token ids: the text's from a place drawn by `seed`, or random ones."""
         generator = np.random.default_rng(seed)
         processor = self.bundle.processor
         if processor is None:
-            return generator.integers(0, self.bundle.model.vocab_size, length).astype(np.int32)
+            return generator.integers(0, self.vocab_size, length).astype(np.int32)
         ids = np.asarray(processor.encode(self.text, add_special_tokens=False), np.int32)
         start = int(generator.integers(0, len(ids)))
         return np.resize(np.roll(ids, -start), length)
@@ -63,7 +114,7 @@ class Subject:
 
     def documents(self, seed: int) -> Documents:
         """Return four documents of uneven lengths, two of which fill a row of the context."""
-        length = min(self.context, self.bundle.model.max_seq_len)
+        length = min(self.context, self.longest)
         cut = length // 3
         sizes = (cut, length + 1 - cut, length // 2, 2)
         ids = self.token_stream(sum(sizes), seed)
@@ -76,6 +127,8 @@ class Subject:
         The moves of a weight table are linear and keep every number, so that what holds for a
         weight holds for its gradient.
         """
+        if self.traced:
+            return {name: np.asarray(value) for name, value in params.items()}
         from bridges.family import family_of
         from bridges.table import out_of_tree
 
@@ -99,10 +152,18 @@ def load_subject(source: str | Path, *, name: str | None = None, text: str = TEX
         text: where token ids are taken from.
 
     Raises:
-        InputRefused: files that `bridges.load` refuses, config keys that it does not know included.
+        InputRefused: files that `bridges.load` refuses, config keys that it does not know included,
+            and models that read no text.
     """
     import bridges
 
     path = Path(source)
     bundle = bridges.load(str(path), dtype="float32", param_dtype="float32", strict=True)
-    return Subject(name or path.name, path, bundle, Checkpoint(path), text)
+    subject = Subject(name or path.name, path, bundle, Checkpoint(path), text)
+    if subject.traced and "input_ids" not in bundle.stored["inputs"]:
+        raise InputRefused(
+            f"parity checks models of text; {bundle.family} takes "
+            f"{', '.join(bundle.stored['inputs'][:3])} and no input_ids"
+        )
+    subject.checkpoint.own_class = subject.traced
+    return subject

@@ -7,8 +7,63 @@ from typing import Any
 
 import numpy as np
 
-from parity.reference import AdamW
+from dew.objectives.base import Objective, Ratio
+from parity.packing import Documents, packed, single_rows
+from parity.reference import AdamW, first_output, scores_tokens
 from parity.subject import Subject
+
+
+def training_batch(subject: Subject, documents: Documents) -> dict[str, np.ndarray]:
+    """Return documents as the batch that the subject's objective takes.
+
+    A native model gets them packed, two to a row; a traced one each in a row of its own.
+    """
+    if not subject.traced:
+        return packed(documents)
+    rows = single_rows(documents)
+    return {"text": rows.input_ids, "segments": rows.attention_mask}
+
+
+def language_objective(subject: Subject, length: int) -> Objective:
+    """Return what trains the subject on the next of `length` tokens."""
+    from bridges.torch.objectives import TracedLMObjective
+    from dew.objectives.lm import LMObjective
+
+    if subject.traced:
+        return TracedLMObjective(subject.bundle, length)
+    return LMObjective(subject.bundle.model, length)
+
+
+def _objective(subject: Subject, batch: Mapping[str, np.ndarray]) -> Objective:
+    if subject.traced and not subject.bundle.tasks:
+        return _AnyOutput(subject)
+    return language_objective(subject, batch["text"].shape[1] - 1)
+
+
+class _AnyOutput(Objective):
+    """The losses that the reference takes of a model that is no causal language model."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+
+    def loss(self, variables: Any, batch: Mapping[str, Any], step: Any) -> Ratio:
+        """Return the sum over the counted targets, and their number."""
+        import jax.numpy as jnp
+
+        from dew.objectives.lm import target_weights
+        from dew.objectives.supervised import cross_entropy
+
+        targets, weights = target_weights(batch)
+        real = (batch["segments"][:, :-1] != 0).astype(batch["text"].dtype)
+        given = self.subject.given(batch["text"][:, :-1], real)
+        scores = first_output(self.subject.bundle.apply(variables, **given))
+        if scores_tokens(scores.shape, batch["text"].shape, self.subject.bundle.config):
+            losses = cross_entropy(scores, targets)
+        else:
+            by_token = scores.shape[:2] == weights.shape
+            rows = weights.shape if by_token else (len(scores), 1)
+            losses = jnp.mean(jnp.square(scores).reshape(*rows, -1), -1)
+        return Ratio(jnp.sum(weights * losses), jnp.sum(weights))
 
 
 def mean_loss_and_gradients(
@@ -24,15 +79,16 @@ def mean_loss_and_gradients(
     import jax.numpy as jnp
 
     from dew.objectives.base import Step
-    from dew.objectives.lm import LMObjective
 
-    objective = LMObjective(subject.bundle.model, batch["text"].shape[1] - 1)
+    objective = _objective(subject, batch)
+    rest = {name: value for name, value in subject.bundle.variables.items() if name != "params"}
     step = Step(step=jnp.int32(0), key=jax.random.key(0), ema=None)
 
     @jax.jit
     @jax.value_and_grad
     def mean_loss(params: Any, batch: Any) -> Any:
-        return objective.loss({"params": params}, batch, step).value
+        found = objective.loss({**rest, "params": params}, batch, step)
+        return Ratio.of(found[0] if isinstance(found, tuple) else found).value
 
     loss, gradients = mean_loss(subject.bundle.variables["params"], dict(batch))
     return float(loss), gradients
@@ -50,12 +106,11 @@ def adamw_steps(
     """
     import jax
 
-    from dew.objectives.lm import LMObjective
     from dew.training.adam import adamw
     from dew.training.state import first_state
     from dew.training.step import microstep
 
-    objective = LMObjective(subject.bundle.model, batches[0]["text"].shape[1] - 1)
+    objective = _objective(subject, batches[0])
     optimizer = adamw(
         settings.learning_rate,
         b1=settings.beta1,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch_layout_child as child
+from pools import run
 
 import bridges
 from dew import Checkpoints, DataPartition, Layout, MeshSpec
@@ -83,7 +84,7 @@ def test_losses_are_those_of_torch(neo, one):
     module = GPTNeoForCausalLM.from_pretrained(neo).eval()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=1e-4)
     losses = []
-    for batch in child.data().train(None).batches:
+    for batch in child.BATCHES:
         text = torch.tensor(batch["text"].astype(np.int64))
         scores = module(text[:, :-1]).logits.reshape(-1, 96)
         loss = torch.nn.functional.cross_entropy(scores, text[:, 1:].reshape(-1))
@@ -101,6 +102,18 @@ def test_no_device_holds_more_than_its_shard(bundle, four):
     for part in ("loaded", "moments"):
         assert set(four[0]["fsdp"][part]) == {(everything - small) // 4 + small}
         assert set(four[0]["data"][part]) == {everything}
+
+
+@pytest.mark.slow
+def test_two_processes_load_their_parts_of_the_same_values(neo, bundle):
+    plain = [np.asarray(leaf) for leaf in jax.tree.leaves(bundle.variables)]
+    said = run(
+        "pool_loading_child.py", 2, devices=2, source=str(neo), mesh={"fsdp": 4}, values=True
+    )
+    for rank in said:
+        assert rank.said["held"] < 0.6 * rank.said["whole"]
+        for mine, right in zip(rank.said["values"], plain, strict=True):
+            np.testing.assert_array_equal(np.asarray(mine, right.dtype), right)
 
 
 def test_names_cut_the_axes_that_they_name(four):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import TINY_VOCABULARY, write_tokenizer
 
 import bridges
 import dew
@@ -62,13 +63,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 LOOKING = ("weights", "logits", "loss and gradient", "round trip")
 
 
-def written(architecture, folder):
-    """Write a random model as transformers does."""
+def written(architecture, folder, **changes):
+    """Write a random model as transformers does; changes are fields of its config."""
     import transformers
 
     kind = getattr(transformers, architecture)
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    module = kind(kind.config_class(**CONFIGS[architecture], **ids)).eval()
+    module = kind(kind.config_class(**CONFIGS[architecture] | changes, **ids)).eval()
     generator = np.random.default_rng(len(architecture))
     with torch.no_grad():
         for name, tensor in sorted(module.named_parameters()):
@@ -96,7 +97,9 @@ def subjects(tmp_path_factory):
     patch.undo()
 
 
-@pytest.mark.parametrize("check", [*LOOKING, "update", "perplexity"])
+@pytest.mark.parametrize(
+    "check", [*LOOKING, pytest.param("update", marks=pytest.mark.slow), "perplexity"]
+)
 def test_a_traced_causal_model_passes(subjects, check):
     verdict = judge(load_check(check), subjects("GPTNeoForCausalLM"), seed=0)
     assert verdict.passed, verdict
@@ -118,6 +121,27 @@ def test_other_traced_models_pass(subjects, architecture, check):
     assert verdict.passed, verdict
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["GPTNeoForCausalLM", "T5ForConditionalGeneration"])
+def test_greedy_tokens_of_traced_models_are_transformers(subjects, architecture):
+    verdict = judge(load_check("greedy"), subjects(architecture), seed=0)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.slow
+def test_a_traced_models_pipeline_writes_what_transformers_does(subjects, tmp_path):
+    import transformers
+
+    folder = written("GPTNeoForCausalLM", tmp_path, vocab_size=TINY_VOCABULARY)
+    write_tokenizer(folder)
+    theirs = transformers.pipeline("text-generation", model=str(folder), device="cpu")
+    ours = dew.pipeline(str(folder))
+    for prompts in ("When shall we", ["When shall we", "So foul and fair a day"]):
+        options = {"do_sample": False, "max_new_tokens": 8}
+        assert ours(prompts, **options) == theirs(prompts, **options)
+
+
+@pytest.mark.slow
 def test_a_changed_weight_fails_every_check_that_sees_it(subjects):
     subject = subjects("GPTNeoForCausalLM")
     name = "transformer.h.1.mlp.c_fc.weight"

@@ -24,11 +24,13 @@ NAMES = (
 )
 
 
+TEXT = np.random.default_rng(5).integers(0, 96, (STEPS, ROWS, LENGTH + 1)).astype(np.int32)
+BATCHES = [{"text": rows} for rows in TEXT]
+
+
 def data() -> Dataset:
     """Return batches of tokens, the same at each call."""
-    text = np.random.default_rng(5).integers(0, 96, (STEPS, ROWS, LENGTH + 1)).astype(np.int32)
-    batches = [{"text": rows} for rows in text]
-    return Dataset(lambda share: Opened(batches), None, records=ROWS * STEPS, batch=ROWS)
+    return Dataset(lambda share: Opened(BATCHES), None, records=ROWS * STEPS, batch=ROWS)
 
 
 class Opened:

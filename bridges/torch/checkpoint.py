@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bridges.assets import cache_directory
 from bridges.files.tensors import open_tensors
 from bridges.files.writer import write_file
+from bridges.torch.decoding import Decoder, WritingModule, generate_traced
 from bridges.torch.graph import FORMAT
+from bridges.torch.kinds import ModuleKinds
 from bridges.torch.module import TracedModule, Tracer
 from bridges.torch.store import (
     fingerprint,
@@ -31,8 +35,10 @@ from bridges.torch.store import (
 )
 from dew.errors import InputRefused, WeightMismatch, listed, shown
 from dew.inference.bundle import Bundle
+from dew.placement.placement import Placement, put
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 RECORD, BUFFERS = "module.json", "buffers.safetensors"
 
 
@@ -60,15 +66,43 @@ class TracedBundle(Bundle):
         return _named(self.model.apply(variables, **_given(inputs)))
 
     def generate(self, input_ids: Any, attention_mask: Any = None, **options: Any) -> np.ndarray:
-        """Refuse: a traced model does not write text yet.
+        """Continue each prompt; names and defaults are those of transformers' `generate`.
+
+        The model's steps are traced when they are first wanted, and kept beside its other traces.
+
+        Args:
+            input_ids: [N, P] prompt ids, padded on either side; with an encoder, what it reads.
+            attention_mask: [N, P], 1 = real. Absent: every id is real.
+            **options: as for `Bundle.generate`; and `decoder_start_token_id`,
+                `forced_bos_token_id` and `forced_eos_token_id`.
+
+        Returns:
+            As `Bundle.generate`; with an encoder int32 [N, 1 + T], which begin with the decoder's
+            start id.
 
         Raises:
-            InputRefused: always.
+            InputRefused: as for `Bundle.generate`; a model without a language-model head, or
+                whose own `generate` does more than to continue ids.
         """
-        raise InputRefused(
-            f"{self.family} is traced from torch, and traced models do not generate yet; call "
-            "the bundle for its logits"
+        return generate_traced(self, input_ids, attention_mask, **options)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the pipeline's tasks that the model is fit for."""
+        writes = self.stored["generates"] and not self.config.get("is_encoder_decoder")
+        return ("text-generation",) if writes else ()
+
+    @property
+    def position_limit(self) -> int | None:
+        """How many positions the config gives the model, None where it names no number."""
+        config = {**self.config, **(self.config.get("text_config") or {})}
+        return next(
+            (config[name] for name in _POSITIONS if isinstance(config.get(name), int)), None
         )
+
+    def taken(self, **inputs: Any) -> dict[str, Any]:
+        """Return those of `inputs` that the model's forward has a name for."""
+        return {name: value for name, value in inputs.items() if name in self.stored["inputs"]}
 
     @cached_property
     def traced(self) -> TracedModule:
@@ -84,6 +118,7 @@ def load_traced(
     processor: Any,
     generation_config: dict[str, Any],
     dtype: str,
+    placement: Placement | None = None,
 ) -> TracedBundle:
     """Load a checkpoint through transformers' class for it, traced where it is first called.
 
@@ -97,26 +132,32 @@ def load_traced(
         processor: its tokenizer, or None.
         generation_config: its generation_config.json.
         dtype: what the parameters are stored and computed in.
+        placement: where each weight goes; None puts all on the default device.
 
     Raises:
         InputRefused: transformers is absent, or does not know the model type either, or the
             checkpoint needs code of its own.
         WeightMismatch: missing or left-over tensors; all are named.
+        LayoutRefused: the mesh does not cut the parameters.
     """
     folder = _home(config, dtype)
     made = _Made(path, config, dtype)
     record = _record(folder)
     if record is None:
-        variables, canonical = made.variables()
-        record = made.described(variables)
-        _keep(folder, record, variables)
+        record = made.described()
+        _keep(folder, record, made.buffers())
+    if record["direct"]:
+        shapes = _shapes(path, folder, record)
+        variables = _placed(_read(path, folder, record), shapes, placement)
     else:
-        variables, canonical = _read(path, folder, record, dtype), record["canonical"]
+        shapes = made.shapes()
+        variables = _placed(made.weights(), shapes, placement)
     tracer = Tracer(
-        made.module, canonical, kept_programs(folder), keep=partial(keep_program, folder)
+        made.module, record["canonical"], kept_programs(folder), keep=partial(keep_program, folder)
     )
+    decoder = Decoder(folder / "generation", made.module, record["canonical"])
     return TracedBundle(
-        model=TracedModule(tracer, variables),
+        model=WritingModule(tracer, variables, decoder),
         variables=variables,
         config=config,
         processor=processor,
@@ -163,43 +204,78 @@ class _Made:
             self._module = self._loaded()
         return self._module
 
-    def variables(self) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-        """Return its weights as JAX arrays, and every name to the one it is kept under."""
-        from bridges.torch.tracing import canonical_names, variables_of
+    def described(self) -> dict[str, Any]:
+        """Return what a later start must know of the module: which tensor each weight is."""
+        from bridges.torch.export import numpy_of
 
+        module = self._needed()
+        kinds = ModuleKinds.of(module)
+        canonical = dict(kinds.canonical)
+        tensors = open_tensors(self._path)
+        known, prefix = set(tensors.names()), f"{module.base_model_prefix}."
+        stored: dict[str, tuple[str, str]] = {}
+        dtypes: dict[str, str] = {}
+        state = module.state_dict()
+        for name, tensor in state.items():
+            value = numpy_of(tensor)
+            found = [n for n in (name, name.removeprefix(prefix), prefix + name) if n in known]
+            if found and _equal(tensors.read(found[0]), value):
+                stored[name] = (found[0], tensors.info(found[0]).dtype.name)
+                dtypes[str(canonical.get(name, name))] = value.dtype.name
+        held = {canonical.get(name, name) for name in stored}
+        own = {canonical.get(name, name) for name in state}
+        params = [n for n, _ in module.named_parameters() if canonical.get(n, n) == n]
+        return {
+            "canonical": canonical,
+            "params": params,
+            "stored": stored,
+            "dtypes": dtypes,
+            "direct": own <= held,
+            "inputs": list(inspect.signature(module.forward).parameters),
+            "generates": bool(module.can_generate()),
+            **kinds.to_record(),
+        }
+
+    def buffers(self) -> dict[str, np.ndarray]:
+        """Return the module's buffers by torch's names."""
+        return {name: value for part, name, value in self.weights() if part == "buffers"}
+
+    def weights(self) -> Iterator[tuple[str, str, np.ndarray]]:
+        """Yield each weight with its collection and the name it is kept under."""
+        from bridges.torch.export import numpy_of
+
+        for part, name, tensor in self._tensors():
+            yield part, name, np.array(numpy_of(tensor))
+
+    def shapes(self) -> dict[str, dict[str, Any]]:
+        """Return the shapes of the weights, laid out as the variables."""
+        from bridges.torch.export import numpy_of
+
+        found: dict[str, dict[str, Any]] = {"params": {}, "buffers": {}}
+        for part, name, tensor in self._tensors():
+            array = numpy_of(tensor)
+            found[part][name] = jax.ShapeDtypeStruct(array.shape, array.dtype)
+        return found
+
+    def _tensors(self) -> Iterator[tuple[str, str, Any]]:
+        from bridges.torch.tracing import canonical_names
+
+        module = self._needed()
+        canonical = canonical_names(module)
+        named = {"params": module.named_parameters(), "buffers": module.named_buffers()}
+        for part, pairs in named.items():
+            for name, tensor in pairs:
+                if canonical.get(name, name) == name:
+                    yield part, name, tensor
+
+    def _needed(self) -> Any:
         try:
-            module = self.module()
+            return self.module()
         except ImportError as error:
             raise InputRefused(
                 f"model type {shown(self._config.get('model_type'))} has no native family in dew; "
                 f'tracing it needs {error}: pip install "dew[torch]"'
             ) from error
-        canonical = canonical_names(module)
-        return variables_of(module, canonical), canonical
-
-    def described(self, variables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what a later start must know of the module: which tensor each weight is."""
-        from bridges.torch.tracing import canonical_names
-
-        module = self.module()
-        canonical = canonical_names(module)
-        leaves = {**variables["buffers"], **variables["params"]}
-        tensors = open_tensors(self._path)
-        known, prefix = set(tensors.names()), f"{module.base_model_prefix}."
-        stored: dict[str, tuple[str, str]] = {}
-        for name in module.state_dict():
-            value = leaves[str(canonical.get(name, name))]
-            found = [n for n in (name, name.removeprefix(prefix), prefix + name) if n in known]
-            if found and _equal(tensors.read(found[0]), value):
-                stored[name] = (found[0], tensors.info(found[0]).dtype.name)
-        held = {canonical.get(name, name) for name in stored}
-        own = {canonical.get(name, name) for name in module.state_dict()}
-        return {
-            "canonical": canonical,
-            "params": list(variables["params"]),
-            "stored": stored,
-            "direct": own <= held,
-        }
 
     def _loaded(self) -> Any:
         import transformers
@@ -253,38 +329,82 @@ def _record(folder: Path) -> dict[str, Any] | None:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record if record.get("direct") else None
+    return record if record.get("direct") and "generates" in record else None
 
 
-def _keep(folder: Path, record: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
+def _keep(folder: Path, record: Mapping[str, Any], buffers: Mapping[str, np.ndarray]) -> None:
     """Keep the record, and the buffers that no checkpoint holds."""
     folder.mkdir(parents=True, exist_ok=True)
     held = {record["canonical"].get(name, name) for name in record["stored"]}
-    own = {name: value for name, value in variables["buffers"].items() if name not in held}
     aside = folder / f"{os.getpid()}.tmp"
-    write_arrays(aside, own)
+    write_arrays(aside, {name: value for name, value in buffers.items() if name not in held})
     os.replace(aside, folder / BUFFERS)
     write_file(aside, json.dumps(record).encode())
     os.replace(aside, folder / RECORD)
 
 
-def _read(path: Path, folder: Path, record: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+def _shapes(path: Path, folder: Path, record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the shapes of the weights, laid out as the variables, from headers alone."""
     tensors = open_tensors(path)
     absent = sorted({theirs for theirs, _ in record["stored"].values()} - set(tensors.names()))
     if absent:
         raise WeightMismatch(
             listed(f"{path}: the weights do not fit:", [f"missing  {n}" for n in absent])
         )
-    params, buffers = {}, {n: jnp.asarray(v) for n, v in read_arrays(folder / BUFFERS).items()}
-    for alias, (theirs, _) in record["stored"].items():
-        name = record["canonical"].get(alias, alias)
-        value = tensors.read(theirs)
-        if jnp.issubdtype(value.dtype, jnp.floating):
-            value = value.astype(dtype)
-        home = params if name in record["params"] else buffers
-        home[name] = jnp.array(value)
+    found: dict[str, dict[str, Any]] = {"params": dict.fromkeys(record["params"]), "buffers": {}}
+    for name, value in read_arrays(folder / BUFFERS).items():
+        found["buffers"][name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
+    for name, (theirs, _) in _kept_under(record).items():
+        part = "params" if name in found["params"] else "buffers"
+        shape, dtype = tensors.info(theirs).shape, jnp.dtype(record["dtypes"][name])
+        found[part][name] = jax.ShapeDtypeStruct(shape, dtype)
+    return found
+
+
+def _read(
+    path: Path, folder: Path, record: Mapping[str, Any]
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield each weight with its collection and the name it is kept under."""
+    for name, value in read_arrays(folder / BUFFERS).items():
+        yield "buffers", name, value
+    tensors, params = open_tensors(path), set(record["params"])
+    for name, (theirs, _) in _kept_under(record).items():
+        value = tensors.read(theirs).astype(jnp.dtype(record["dtypes"][name]))
+        yield "params" if name in params else "buffers", name, value
         tensors.release(theirs)
-    return {"params": {name: params[name] for name in record["params"]}, "buffers": buffers}
+
+
+def _kept_under(record: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the name that each stored weight is kept under, with its tensor and dtype."""
+    canonical = record["canonical"]
+    return {
+        canonical.get(alias, alias): tuple(theirs) for alias, theirs in record["stored"].items()
+    }
+
+
+def _placed(
+    weights: Iterable[tuple[str, str, np.ndarray]],
+    shapes: Mapping[str, Mapping[str, Any]],
+    placement: Placement | None,
+) -> dict[str, dict[str, Any]]:
+    """Return the variables on their devices, one tensor at a time on the host beside them.
+
+    Args:
+        weights: collection, name and value of each.
+        shapes: of all of them, laid out as the variables.
+        placement: where they go; None is the default device.
+    """
+    places: Any = None
+    if placement is not None:
+        placement.check(shapes)
+        places = placement.shardings(shapes)
+    out: dict[str, dict[str, Any]] = {part: dict.fromkeys(names) for part, names in shapes.items()}
+    for part, name, value in weights:
+        if places is None:
+            out[part][name] = jnp.array(value)
+        else:
+            out[part][name] = put(value, places[part][name])
+    return out
 
 
 def _equal(stored: np.ndarray, value: Any) -> bool:

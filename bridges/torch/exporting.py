@@ -35,6 +35,11 @@ def export_traced(
         ExportDiffers: the comparison found a difference; `directory` is as it was.
         OSError: the disk is full or fails; `directory` is as it was.
     """
+    if bundle.adapter is not None:
+        raise InputRefused(
+            "the bundle holds an adapter beside its weights; write it with bridges.export_adapter, "
+            "or merge it into the weights first with bridges.adapters.merge"
+        )
     tensors = dict(_tensors(bundle))
     planned = [Planned(name, array.shape, array.dtype) for name, array in tensors.items()]
     with staged(Path(os.fspath(directory))) as folder:

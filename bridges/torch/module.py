@@ -111,6 +111,11 @@ class TracedModule:
         return TracedModule(self._tracer, variables, static=self._static)
 
     @property
+    def torch_module(self) -> Any:
+        """The torch module itself, made now where it was not needed yet."""
+        return self._tracer.torch_module()
+
+    @property
     def graph(self) -> Graph:
         """The graph of the example inputs."""
         return self._tracer.programs[False][0].graph
@@ -145,7 +150,7 @@ class Tracer:
         programs: Mapping[bool, list[Program]],
         keep: Callable[[bool, Program], None] | None = None,
     ):
-        self._torch_module = torch_module
+        self.torch_module = torch_module
         self._canonical = canonical
         self.programs = {False: [], True: [], **programs}
         self._keep = keep
@@ -162,7 +167,7 @@ class Tracer:
         from bridges.torch.tracing import trace
 
         try:
-            module = self._torch_module()
+            module = self.torch_module()
         except ImportError as error:
             stored = [leaf for p in self.programs[training] for leaf in p.graph.inputs]
             lines = [*_described(leaves), *_fitting(stored)]

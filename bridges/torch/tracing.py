@@ -134,7 +134,9 @@ def _tensors(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.kind in "iu" and array.dtype.itemsize == 4:
         array = array.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(array)).clone()
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)).clone()
 
 
 __all__ = ["NotExportable", "from_torch", "trace", "variables_of"]

@@ -102,6 +102,11 @@ class Bundle:
 
         return generate(self, input_ids, attention_mask, **options)
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the pipeline's tasks that the model is fit for."""
+        return ("text-generation",)
+
     def replace(self, **changes: Any) -> Bundle:
         """Return this bundle with some fields changed."""
         return dataclasses.replace(self, **changes)

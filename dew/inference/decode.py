@@ -16,7 +16,6 @@ from dew.inference.generation import GenerationOptions, generation_options
 from dew.inference.step import decode_step
 from dew.inference.stopping import Endings, StopStrings
 from dew.inference.weights import DecodeWeights, decode_weights
-from dew.nn.attention import KVCache
 from dew.sampling.text import Rules, draw, forbid, penalize_repetition
 
 CHUNK = 64
@@ -47,6 +46,86 @@ class Choice(NamedTuple):
     temperature: jax.Array | None
     top_p: jax.Array | None
     min_p: jax.Array | None
+    first: jax.Array | None = None
+    last: tuple[jax.Array, jax.Array] | None = None
+
+
+class Filled(NamedTuple):
+    """What the prompts leave behind.
+
+    `logits` [N, V] are the next token's; `layers` is the engine's own cache; `visible` is bool
+    [N, S], the slots that a row may look at; the next token goes to `slot`; `lengths` int32 [N]
+    count each row's real tokens.
+    """
+
+    logits: jax.Array
+    layers: Any
+    visible: np.ndarray
+    slot: int
+    lengths: np.ndarray
+
+
+class Engine(Protocol):
+    """How one kind of model reads prompts and makes the next logits; hashable.
+
+    A chunk is compiled once for equal engines and equal shapes.
+    """
+
+    def fill(
+        self, bundle: Bundle, prompts: np.ndarray, real: np.ndarray, new: int, source: Any
+    ) -> Filled:
+        """Read prompts [N, P], real where `real` is 1, with room for `new` more tokens."""
+        ...
+
+    def weights(self, bundle: Bundle) -> Any:
+        """Return what `step` reads, a tree of arrays."""
+        ...
+
+    def step(
+        self,
+        weights: Any,
+        layers: Any,
+        *,
+        tokens: jax.Array,
+        positions: jax.Array,
+        visible: jax.Array,
+        slot: jax.Array,
+    ) -> tuple[jax.Array, Any]:
+        """Return the logits [N, V] that follow one more token a row, and the cache with it."""
+        ...
+
+
+class NativeEngine(NamedTuple):
+    """The engine of a `CausalTransformer`."""
+
+    model: Any
+
+    def fill(
+        self, bundle: Bundle, prompts: np.ndarray, real: np.ndarray, new: int, source: Any = None
+    ) -> Filled:
+        """Read prompts moved to the right end of a bucket; `source` is not read."""
+        lengths = real.sum(axis=1).astype(np.int32)
+        width = bucket(int(lengths.max()))
+        tokens, mask = left_padded(prompts, real, width)
+        slots = bucket(width + new)
+        filled = prefill(self.model, bundle.variables, tokens, mask, slots)
+        visible = np.pad(mask, ((0, 0), (0, slots - width)))
+        return Filled(filled.logits, filled.layers, visible, width, lengths)
+
+    def weights(self, bundle: Bundle) -> DecodeWeights:
+        """Return the bundle's weights, one array a matrix of each layer."""
+        return decode_weights(bundle)
+
+    def step(self, weights: DecodeWeights, layers: Any, **row: Any) -> tuple[jax.Array, Any]:
+        """Return `decode_step`'s logits and cache."""
+        return decode_step(self.model, weights, layers, **row)
+
+
+class Forced(NamedTuple):
+    """Ids that stand whatever the logits say: the first new one, and the last that may come."""
+
+    first: int | None = None
+    last: int | None = None
 
 
 class State(NamedTuple):
@@ -56,7 +135,7 @@ class State(NamedTuple):
     where no rule reads it; `count` is how many ids were generated so far.
     """
 
-    layers: tuple[KVCache, ...]
+    layers: Any
     visible: jax.Array
     slot: jax.Array
     tokens: jax.Array
@@ -108,6 +187,8 @@ def continued(
     *,
     streamer: Streamer | None = None,
     first_row: int = 0,
+    source: Any = None,
+    forced: Forced = Forced(),  # noqa: B008  (a value)
 ) -> tuple[np.ndarray, np.ndarray]:
     """Continue checked prompts.
 
@@ -118,6 +199,8 @@ def continued(
         real: [N, P], 1 where an id is real.
         streamer: as for `generate`.
         first_row: index of the first row among all rows of a call, which its draws depend on.
+        source: what the engine reads beside the prompts, such as an encoder's ids.
+        forced: ids that the logits do not choose.
 
     Returns:
         int32 [N, P + T], and for each row how many of its T new ids are its own, its end
@@ -135,7 +218,7 @@ def continued(
         streamer.put(prompts)
     new = [np.zeros((len(prompts), 0), np.int32)]
     if limit:
-        call = _Call(bundle, settings, limit, first_row, streamer is not None)
+        call = _Call(bundle, settings, limit, first_row, streamer is not None, source, forced)
         for ids in _chunks(call, prompts, real, ending):
             new.append(ids)
             for step in ids.T if streamer is not None else ():
@@ -151,6 +234,8 @@ class _Call(NamedTuple):
     limit: int
     first_row: int
     streamed: bool
+    source: Any
+    forced: Forced
 
 
 def _stop_strings(bundle, settings: GenerationOptions, prompts, real) -> StopStrings | None:
@@ -168,9 +253,10 @@ def _stop_strings(bundle, settings: GenerationOptions, prompts, real) -> StopStr
 def _chunks(call: _Call, prompts: np.ndarray, real: np.ndarray, ending: Endings):
     """Yield int32 [N, C] ids until every row has ended or the limit is reached."""
     settings = call.settings
-    model, weights = call.bundle.model, decode_weights(call.bundle)
-    choice = _choice(settings, prompts.shape[1], model.vocab_size)
-    fixed = (model, settings.do_sample, settings.top_k or None)
+    engine = _engine(call.bundle)
+    choice = _choice(call, prompts.shape[1])
+    fixed = (engine, settings.do_sample, settings.top_k or None)
+    weights = engine.weights(call.bundle)
     state = _begin(fixed, call, choice, prompts, real)
     made, ids = 1, np.asarray(state.tokens)[:, None]
     size = STREAMED_CHUNK if call.streamed else CHUNK
@@ -187,7 +273,13 @@ def _chunks(call: _Call, prompts: np.ndarray, real: np.ndarray, ending: Endings)
         made += ids.shape[1]
 
 
-def _choice(settings: GenerationOptions, width: int, vocab_size: int) -> Choice:
+def _engine(bundle: Bundle) -> Engine:
+    """Return the engine that the model brings, or the native one."""
+    return getattr(bundle.model, "engine", None) or NativeEngine(bundle.model)
+
+
+def _choice(call: _Call, width: int) -> Choice:
+    settings, vocab_size, forced = call.settings, call.bundle.model.vocab_size, call.forced
     minimum = settings.minimum(width)
     # Filled up with an id that no token has, so that few or no ends share one program.
     ends = [*settings.eos_token_id]
@@ -205,30 +297,28 @@ def _choice(settings: GenerationOptions, width: int, vocab_size: int) -> Choice:
         temperature=number(settings.temperature, 1.0, drawn),
         top_p=number(settings.top_p, 1.0, drawn),
         min_p=number(settings.min_p, None, drawn),
+        first=None if forced.first is None else jnp.int32(forced.first),
+        last=None if forced.last is None else (jnp.int32(forced.last), jnp.int32(call.limit - 1)),
     )
 
 
 def _begin(fixed, call: _Call, choice: Choice, prompts, real) -> State:
     """Run the prompts and choose the first token of each row."""
-    model = fixed[0]
-    lengths = real.sum(axis=1).astype(np.int32)
-    width = bucket(int(lengths.max()))
-    tokens, mask = left_padded(prompts, real, width)
-    slots = bucket(width + call.limit)
-    filled = prefill(model, call.bundle.variables, tokens, mask, slots)
-    seen = np.zeros((len(tokens), model.vocab_size if choice.penalty is not None else 0), bool)
+    rows, vocab_size = len(prompts), call.bundle.model.vocab_size
+    filled = fixed[0].fill(call.bundle, prompts, real, call.limit, call.source)
+    seen = np.zeros((rows, vocab_size if choice.penalty is not None else 0), bool)
     if choice.penalty is not None:
         for row, kept, ids in zip(seen, real, prompts, strict=True):
             row[ids[kept != 0]] = True
     state = State(
         layers=filled.layers,
-        visible=jnp.asarray(np.pad(mask, ((0, 0), (0, slots - width))), bool),
-        slot=jnp.int32(width),
-        tokens=jnp.zeros(len(tokens), jnp.int32),
-        positions=jnp.asarray(lengths),
-        finished=jnp.zeros(len(tokens), bool),
+        visible=jnp.asarray(filled.visible, bool),
+        slot=jnp.int32(filled.slot),
+        tokens=jnp.zeros(rows, jnp.int32),
+        positions=jnp.asarray(filled.lengths),
+        finished=jnp.zeros(rows, bool),
         seen=jnp.asarray(seen),
-        keys=_row_keys(np.uint32(call.settings.seed), np.int32(call.first_row), len(tokens)),
+        keys=_row_keys(np.uint32(call.settings.seed), np.int32(call.first_row), rows),
         count=jnp.int32(0),
     )
     return first_token(fixed[1], fixed[2], filled.logits, state, choice)
@@ -248,10 +338,10 @@ def first_token(sample: bool, top_k: int | None, logits, state: State, choice: C
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
 def decode_chunk(
-    model: Any,
+    engine: Engine,
     sample: bool,
     top_k: int | None,
-    weights: DecodeWeights,
+    weights: Any,
     state: State,
     choice: Choice,
     steps: jax.Array | int,
@@ -270,8 +360,7 @@ def decode_chunk(
     def advance(carry):
         state, out, taken = carry
         visible = state.visible.at[:, state.slot].set(True)
-        logits, layers = decode_step(
-            model,
+        logits, layers = engine.step(
             weights,
             state.layers,
             tokens=state.tokens,
@@ -301,6 +390,10 @@ def _choose(sample: bool, top_k: int | None, logits, state: State, choice: Choic
         tokens = draw(logits, keys, rules)
     else:
         tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if choice.first is not None:
+        tokens = jnp.where(state.count == 0, choice.first, tokens)
+    if choice.last is not None:
+        tokens = jnp.where(state.count == choice.last[1], choice.last[0], tokens)
     tokens = jnp.where(state.finished, choice.pad, tokens)
     seen = state.seen
     if choice.penalty is not None:

@@ -13,7 +13,7 @@ from dew.registry import Registry
 
 SOURCES = "dew.sources"
 DEFAULT_TASK = "text-generation"
-LOADING = ("revision", "dtype", "param_dtype", "strict")
+LOADING = ("revision", "dtype", "param_dtype", "strict", "traced", "mesh", "layout")
 
 tasks = Registry("task", {"text-generation": "dew.inference.text_generation:TextGeneration"})
 
@@ -40,15 +40,16 @@ def pipeline(
         model: the source.
         tokenizer: a text processor to use instead of the checkpoint's.
         model_kwargs: more options for loading.
-        **options: `revision`, `dtype`, `param_dtype` and `strict` for loading (`dtype="auto"` is
-            the loader's own choice); the rest are the task's defaults, as `batch_size`.
+        **options: `revision`, `dtype`, `param_dtype`, `strict`, `traced`, `mesh` and `layout` for
+            loading (`dtype="auto"` is the loader's own choice); the rest are the task's defaults,
+            as `batch_size`.
 
     Returns:
         The task: call it with its inputs.
 
     Raises:
         UnknownName: no such task; the message offers the nearest.
-        InputRefused: no model was named, or it cannot be loaded.
+        InputRefused: no model was named, it cannot be loaded, or it is not fit for the task.
     """
     source, task = _in_order(source, task, model)
     kind = tasks[str(task)]
@@ -58,6 +59,7 @@ def pipeline(
         if loading.get("dtype") == "auto":
             del loading["dtype"]
         source = _loader()(source, **loading)
+    _check_fit(source, str(task))
     if tokenizer is not None:
         source = source.replace(processor=tokenizer)
     return kind(source, **options)
@@ -82,6 +84,17 @@ def _in_order(source: Any, task: Any, model: Any) -> tuple[Any, Any]:
     if source is None:
         raise InputRefused("pipeline: no model was named; pass a folder, a file or a hub id")
     return source, DEFAULT_TASK if task is None else task
+
+
+def _check_fit(bundle: Bundle, task: str) -> None:
+    if task in bundle.tasks:
+        return
+    what = ", ".join(map(shown, bundle.config.get("architectures") or ())) or "the model"
+    fit = ", ".join(bundle.tasks) or f"none of the tasks that there are ({', '.join(tasks)})"
+    raise InputRefused(
+        f"pipeline: {what} ({bundle.family}) does not do {task}; it is fit for {fit}. Call the "
+        "bundle itself for the model's outputs"
+    )
 
 
 def _loader() -> Callable[..., Bundle]:

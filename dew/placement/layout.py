@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from jax.sharding import Mesh, PartitionSpec
 
-from dew.errors import InputRefused, listed
+from dew.errors import InputRefused, listed, nearest, shown
 from dew.placement.mesh import BATCH_AXES, DATA
 
 Axes = tuple[str | None, ...]
@@ -25,7 +26,7 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("features", ("fsdp",)),
 )
 """Logical axis to the mesh axes that may cut it, in the order they are tried. An axis without a
-rule stays whole; `features` is the longest axis of a leaf that names none."""
+rule stays whole; `features` is the longest axis that divides, of a leaf that names none."""
 
 _LARGEST = 5
 
@@ -42,11 +43,25 @@ class Layout:
         rules: as `RULES`. Of one leaf, a mesh axis cuts one axis only, and only where it divides.
         min_shard: leaves of fewer elements stay whole.
         tolerance: the part of all larger leaves' elements that may stay whole without a refusal.
+        names: pattern of a parameter's path or of its end, such as `*.q_proj.weight` or
+            `h.*.mlp.*.weight`, to the logical axes of the leaves that match; `*` stands for
+            anything, the first match counts, and it goes before what the model itself says. A
+            traced module's parameters are named as torch names them.
     """
 
     rules: tuple[tuple[str, tuple[str, ...]], ...] = RULES
     min_shard: int = 65536
     tolerance: float = 0.02
+    names: tuple[tuple[str, Axes], ...] = ()
+
+    def named(self, path: str) -> Axes | None:
+        """Return the logical axes that `names` gives to a parameter, None where it gives none."""
+        parts = path.split("/")
+        ends = ["/".join(parts[start:]) for start in range(len(parts))]
+        for pattern, axes in self.names:
+            if any(fnmatchcase(end, pattern) for end in ends):
+                return axes
+        return None
 
     def spec(self, axes: Axes | None, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         """Return how a parameter is cut.
@@ -58,10 +73,14 @@ class Layout:
         """
         if math.prod(shape) < self.min_shard:
             return PartitionSpec()
-        if axes is None or len(axes) != len(shape):
-            longest = max(range(len(shape)), key=shape.__getitem__, default=0)
-            axes = tuple("features" if at == longest else None for at in range(len(shape)))
-        return self.activation(axes, shape, mesh)
+        if axes is not None and len(axes) == len(shape):
+            return self.activation(axes, shape, mesh)
+        for longest in sorted(range(len(shape)), key=lambda at: -shape[at]):
+            guess = tuple("features" if at == longest else None for at in range(len(shape)))
+            cut = self.activation(guess, shape, mesh)
+            if _mesh_axes(cut):
+                return cut
+        return PartitionSpec()
 
     def activation(self, axes: Axes, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
         """Return how any array with named axes is cut, whatever its size."""
@@ -92,9 +111,12 @@ class Layout:
             activations: the logical axes that the model cuts its activations over.
 
         Raises:
-            LayoutRefused: a mesh axis that nothing of this model is cut over, or more than
-                `tolerance` of the larger leaves' elements whole; the largest are named.
+            LayoutRefused: a mesh axis that nothing of this model is cut over, a pattern of
+                `names` that no parameter matches or whose axes are not as many as a parameter's,
+                or more than `tolerance` of the larger leaves' elements whole; the largest are
+                named.
         """
+        self._check_names(leaves)
         asked = [axis for axis, size in mesh.shape.items() if size > 1 and axis != DATA]
         used = {axis for name in activations for axis in dict(self.rules).get(name, ())}
         whole: list[tuple[int, str]] = []
@@ -124,6 +146,22 @@ class Layout:
                     [name for _, name in sorted(whole, reverse=True)[:_LARGEST]],
                 )
             )
+
+    def _check_names(self, leaves: Mapping[str, tuple[tuple[int, ...], Axes | None]]) -> None:
+        problems = []
+        for pattern, axes in self.names:
+            alone = Layout(names=((pattern, axes),))
+            found = [path for path in leaves if alone.named(path) is not None]
+            if not found:
+                problems.append(f"no parameter matches {shown(pattern)}{nearest(pattern, leaves)}")
+            problems += [
+                f"{path} {list(leaves[path][0])} has {len(leaves[path][0])} axes, "
+                f"{shown(pattern)} names {len(axes)}"
+                for path in found
+                if len(leaves[path][0]) != len(axes)
+            ]
+        if problems:
+            raise LayoutRefused(listed("layout: names do not fit the parameters:", problems))
 
 
 def _mesh_axes(spec: PartitionSpec) -> set[str]:

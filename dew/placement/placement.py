@@ -85,7 +85,7 @@ class Placement:
         Args:
             tree: host arrays equal on every process, or arrays already on devices.
         """
-        return jax.tree.map(_put, tree, self.shardings(tree))
+        return jax.tree.map(put, tree, self.shardings(tree))
 
     def batch(self, fields: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Return this process's rows as its part of a global batch, in memory of their own."""
@@ -131,6 +131,9 @@ class Placement:
 
     def _axes(self, path: str) -> Axes | None:
         """Return the axes of the parameter whose path is the longest end of `path`."""
+        named = self.layout.named(path)
+        if named is not None:
+            return named
         known = self._by_path
         parts = path.split("/")
         for start in range(len(parts)):
@@ -183,14 +186,20 @@ def _share(slots: Mapping[int, tuple[int, ...]], process: int) -> DataPartition:
     )
 
 
-def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """Return one array placed, each device reading only its own part.
+
+    Args:
+        leaf: a host array equal on every process, or an array already on devices.
+        sharding: where it goes.
+    """
     if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
         return leaf
     if jax.process_count() == 1 or (isinstance(leaf, jax.Array) and not _local(leaf)):
         return jax.device_put(leaf, sharding)
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         words = jax.random.key_data(leaf)
-        return jax.random.wrap_key_data(_put(words, sharding), impl=jax.random.key_impl(leaf))
+        return jax.random.wrap_key_data(put(words, sharding), impl=jax.random.key_impl(leaf))
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 

@@ -76,5 +76,4 @@ class Greedy:
 
 def _new_tokens(subject: Subject, batch: Tokens) -> int:
     """Return 64, or less where the model's positions end earlier."""
-    limit = subject.bundle.model.max_seq_len
-    return min(NEW_TOKENS, limit - batch.input_ids.shape[1])
+    return min(NEW_TOKENS, subject.longest - batch.input_ids.shape[1])

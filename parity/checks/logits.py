@@ -30,8 +30,8 @@ class Logits:
         """Return dew's logits [tokens, V] of each batch."""
         found = {}
         for batch in inputs:
-            out = subject.bundle(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
-            found[_named(batch)] = _real(np.asarray(out["logits"]), batch)
+            out = subject.bundle(**subject.given(batch.input_ids, batch.attention_mask))
+            found[_named(batch)] = _real(np.asarray(reference.first_output(out)), batch)
         return found
 
     def reference(self, subject: Subject, inputs: list[Tokens]) -> tuple[Answers, Answers]:
@@ -67,4 +67,5 @@ def _named(batch: Tokens) -> str:
 
 
 def _real(values: np.ndarray, batch: Tokens) -> np.ndarray:
-    return values[batch.attention_mask != 0]
+    rows_alone = values.shape[:2] != batch.attention_mask.shape
+    return values if rows_alone else values[batch.attention_mask != 0]

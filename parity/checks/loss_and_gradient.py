@@ -9,10 +9,10 @@ import numpy as np
 
 from parity import reference
 from parity.check import Finding
-from parity.packing import Documents, Tokens, packed, single_rows
+from parity.packing import Documents, Tokens, single_rows
 from parity.rounding import RULE, Deviation, deviation, deviations, judged
 from parity.subject import Subject
-from parity.training import mean_loss_and_gradients
+from parity.training import mean_loss_and_gradients, training_batch
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LossAndGradient:
     """dew sees documents packed into rows; torch sees each in a row of its own.
 
     Their means over the counted targets are the same number only if nothing crosses from one
-    document to the next.
+    document to the next. A traced model takes no document mask: there both see single rows.
     """
 
     name = "loss and gradient"
@@ -44,7 +44,7 @@ class LossAndGradient:
 
     def ours(self, subject: Subject, inputs: Documents) -> Answer:
         """Return the objective's loss and gradient on the packed rows."""
-        loss, gradients = mean_loss_and_gradients(subject, packed(inputs))
+        loss, gradients = mean_loss_and_gradients(subject, training_batch(subject, inputs))
         return Answer(loss, subject.by_torch_name(gradients))
 
     def reference(self, subject: Subject, inputs: Documents) -> tuple[Answer, Answer]:

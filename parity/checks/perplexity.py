@@ -13,6 +13,7 @@ from parity import reference
 from parity.check import Finding
 from parity.packing import single_rows, unpacked
 from parity.subject import Subject
+from parity.training import language_objective
 
 LARGEST = 1e-4
 WINDOW = 128
@@ -41,10 +42,9 @@ class Perplexity:
 
         from dew.evaluation.perplexity import Perplexity as Metric
         from dew.evaluation.run import evaluate
-        from dew.objectives.lm import LMObjective
 
         metrics: list[Any] = [Metric()]
-        objective = LMObjective(subject.bundle.model, inputs[0]["text"].shape[1] - 1)
+        objective = language_objective(subject, inputs[0]["text"].shape[1] - 1)
         found = evaluate(
             objective,
             subject.bundle.variables,
@@ -82,7 +82,7 @@ def windows(subject: Subject, seed: int) -> list[Batch]:
     import bridges
     from dew.data import DataPartition
 
-    length = min(WINDOW, subject.bundle.model.max_seq_len)
+    length = min(WINDOW, subject.longest)
     with tempfile.TemporaryDirectory() as folder:
         if subject.bundle.processor is None:
             path = Path(folder) / "tokens.npy"
@@ -96,7 +96,7 @@ def windows(subject: Subject, seed: int) -> list[Batch]:
             seq_len=length,
             batch=ROWS,
             eval_source=path,
-            vocab_size=subject.bundle.model.vocab_size,
+            vocab_size=subject.vocab_size,
         )
         open_windows = data.val
         if open_windows is None:

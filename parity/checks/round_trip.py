@@ -64,7 +64,7 @@ class RoundTrip:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "exported"
             bridges.export(subject.bundle, path)
-            return _reading(reference.Checkpoint(path), inputs)
+            return _reading(reference.Checkpoint(path, subject.checkpoint.own_class), inputs)
 
     def reference(self, subject: Subject, inputs: Tokens) -> Reading:
         """Return what transformers reads of the source."""
@@ -115,6 +115,7 @@ def _same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
 def _reading(checkpoint: reference.Checkpoint, batch: Tokens) -> Reading:
     model = checkpoint.model(reference.SINGLE)
     logits = reference.logits(model, batch.input_ids, batch.attention_mask)
+    alone = logits.shape[:2] != batch.attention_mask.shape
     complaints = [
         f"transformers reports {kind} {', '.join(keys[:SHOWN])}"
         for kind, keys in checkpoint.loading_info().items()
@@ -122,7 +123,10 @@ def _reading(checkpoint: reference.Checkpoint, batch: Tokens) -> Reading:
     ]
     stored = _stored(checkpoint.source) or reference.tensors(model)
     return Reading(
-        reference.config(model), logits[batch.attention_mask != 0], tuple(complaints), stored
+        reference.config(model),
+        logits if alone else logits[batch.attention_mask != 0],
+        tuple(complaints),
+        stored,
     )
 
 

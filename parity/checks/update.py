@@ -8,11 +8,11 @@ import numpy as np
 
 from parity import reference
 from parity.check import Finding
-from parity.packing import Documents, packed, single_rows
+from parity.packing import Documents, single_rows
 from parity.reference import AdamW
 from parity.rounding import RULE, ULP, deviations, judged
 from parity.subject import Subject
-from parity.training import adamw_steps
+from parity.training import adamw_steps, training_batch
 
 STEPS = 10
 # With torch's default epsilon of 1e-8, a weight whose first gradient is below rounding goes a full
@@ -47,7 +47,8 @@ class Update:
 
     def ours(self, subject: Subject, inputs: list[Documents]) -> Trained:
         """Return what the trainer's step makes of the weights."""
-        losses, params = adamw_steps(subject, [packed(step) for step in inputs], SETTINGS)
+        batches = [training_batch(subject, step) for step in inputs]
+        losses, params = adamw_steps(subject, batches, SETTINGS)
         return Trained(subject.by_torch_name(params), losses, {})
 
     def reference(self, subject: Subject, inputs: list[Documents]) -> tuple[Trained, Trained]:
