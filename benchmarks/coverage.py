@@ -70,6 +70,8 @@ def _stages(kind: str, found: dict[str, Any]) -> None:
     theirs = _torch_gradients(module, outputs, weights)
     found["gradient_error"] = worst = _gradient_error(gradients, theirs)
     found["gradient"] = bool(worst <= GRADIENT)
+    if not found["gradient"]:
+        found["cause"] = _against_float64(module, inputs, weights, gradients, theirs)
     found["step_error"] = worst = _step_error(traced, module, gradients)
     found["step"] = bool(worst <= STEP)
 
@@ -124,7 +126,7 @@ def _torch_gradients(module: Any, outputs: list[Any], weights: list[Any]) -> dic
 
     module.zero_grad()
     pairs = zip(outputs, weights, strict=True)
-    loss = sum((out.float() * torch.tensor(w, dtype=torch.float32)).sum() for out, w in pairs)
+    loss = sum((out * torch.tensor(w, dtype=out.dtype)).sum() for out, w in pairs)
     loss.backward()
     return {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
 
@@ -146,6 +148,24 @@ def _gradients(
     call = jax.jit(jax.value_and_grad(loss, has_aux=True))
     (_, outputs), gradients = call(traced.variables["params"])
     return outputs, gradients
+
+
+def _against_float64(
+    module: Any, inputs: Mapping[str, Any], weights: list[Any], ours: Any, theirs: Any
+) -> str:
+    """Return how far either side's gradients are from torch's in float64."""
+    import copy
+
+    def double(value: Any) -> Any:
+        return value.double() if value.is_floating_point() else value
+
+    exact = copy.deepcopy(module).double()
+    outputs = _floats(exact(**{name: double(value) for name, value in inputs.items()}))
+    truth = _torch_gradients(exact, outputs, weights)
+    return (
+        f"gradients from torch's in float64: dew's {_gradient_error(ours, truth):.1e}, "
+        f"torch's own in float32 {_gradient_error(theirs, truth):.1e}"
+    )
 
 
 def _gradient_error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:

@@ -340,11 +340,17 @@ def test_an_unknown_option_offers_the_nearest(bundle):
         bundle.generate([[1, 2]], temprature=0.5)
 
 
-def test_a_checkpoint_that_asks_for_beams_is_refused_until_told_otherwise(bundle):
-    beams = bundle.replace(generation_config={"num_beams": 4})
-    with pytest.raises(InputRefused, match="num_beams"):
-        beams.generate([[1, 2]])
-    assert beams.generate([[1, 2]], num_beams=1, max_new_tokens=1).shape == (1, 3)
+@pytest.mark.parametrize(
+    ("asked", "off"), [({"num_beams": 4}, {"num_beams": 1}), ({"bad_words_ids": [[5]]}, None)]
+)
+def test_a_checkpoint_that_asks_for_what_is_not_computed_is_refused_until_told_otherwise(
+    bundle, asked, off
+):
+    asking = bundle.replace(generation_config=asked)
+    off = off or dict.fromkeys(asked)
+    with pytest.raises(InputRefused, match=f"pass {next(iter(off))}={next(iter(off.values()))}"):
+        asking.generate([[1, 2]])
+    assert asking.generate([[1, 2]], **off, max_new_tokens=1).shape == (1, 3)
 
 
 def test_unread_keys_of_a_generation_config_are_named_in_a_warning(bundle):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -81,13 +83,21 @@ def _exported(module: Any, args: Any, kwargs: Any, dynamic: bool) -> Any:
     if dynamic:
         shapes = tree_map(_free, (tuple(args), dict(kwargs)))
         shapes = shapes[0] if not kwargs else shapes[1] if not args else None
+    said = io.StringIO()
     try:
-        with _quiet(), torch.enable_grad(), transformers_patches(module, kwargs):
-            return torch.export.export(
+        with (
+            _quiet(),
+            contextlib.redirect_stderr(said),  # of a failure torch prints the whole graph so far
+            torch.enable_grad(),
+            transformers_patches(module, kwargs),
+        ):
+            program = torch.export.export(
                 module, tuple(args), dict(kwargs), dynamic_shapes=shapes, strict=False
             )
     except Exception as error:
         raise NotExportable(_reason(module, error)) from error
+    sys.stderr.write(said.getvalue())
+    return program
 
 
 def _free(leaf: Any) -> Any:
@@ -128,8 +138,6 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def transformers_patches(module: Any, kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Put transformers' own mends for export in place, where the module is one of its models."""
-    import sys
-
     found = sys.modules.get("transformers")
     if found is None or not isinstance(module, found.PreTrainedModel):
         yield

@@ -206,7 +206,8 @@ def generation_options(bundle: Bundle, given: Mapping[str, Any]) -> GenerationOp
 def _known(given: Mapping[str, Any]) -> dict[str, Any]:
     # None means "not given" to transformers too, except where it switches a rule off.
     switches = ("eos_token_id", "top_k", "top_p", "min_p", "stop_strings")
-    return {name: value for name, value in given.items() if value is not None or name in switches}
+    off = {*switches, *NOT_COMPUTED}
+    return {name: value for name, value in given.items() if value is not None or name in off}
 
 
 def _warn_unknown(stored: Mapping[str, Any]) -> None:
