@@ -17,7 +17,7 @@ FAMILIES = {"llama": "bridges.families.llama", "gpt2": "bridges.families.gpt2"}
 # Keys that change neither the forward pass nor the shapes: bookkeeping, training-time dropout,
 # and generation defaults that old configs carried (they are read from generation_config.json).
 _HARMLESS = """
-model_type architectures dtype torch_dtype transformers_version _name_or_path _commit_hash
+model_type auto_map architectures dtype torch_dtype transformers_version _name_or_path _commit_hash
 name_or_path use_cache bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id
 decoder_start_token_id initializer_range gradient_checkpointing return_dict
 output_attentions output_hidden_states output_scores return_dict_in_generate torchscript
@@ -92,10 +92,5 @@ def family_of(config: dict[str, Any], where: str = "config.json") -> Family:
         raise UnknownName(
             f"{where}: unknown model_type {shown(name)}{nearest(name, FAMILIES) or '.'}"
             f" Known: {', '.join(sorted(FAMILIES))}.{code}"
-        )
-    if "auto_map" in config:
-        raise InputRefused(
-            f"{where}: auto_map needs remote code, which dew never runs; "
-            f"remove the key if this is a plain {name} checkpoint"
         )
     return importlib.import_module(FAMILIES[name]).FAMILY

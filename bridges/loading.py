@@ -73,6 +73,7 @@ def load(
     config, open_weights, read_processor = _opened(path)
     own = compute if param_dtype is None else storage
     if path.is_dir() and _is_traced(traced, config, own):
+        _warn_of_remote_code(config)
         from bridges.torch.checkpoint import load_traced
 
         return load_traced(
@@ -86,6 +87,7 @@ def load(
         )
     where = shown_path(path / "config.json" if path.is_dir() else path)
     family, model = _model(config, where, strict)
+    _warn_of_remote_code(config)
     model = model.clone(dtype=compute, param_dtype=storage)
     with ThreadPoolExecutor(1) as pool:
         # Copying weights leaves the interpreter free to build the tokenizer meanwhile.
@@ -109,6 +111,15 @@ def load(
         source=os.fspath(source),
         stored=stored,
     )
+
+
+def _warn_of_remote_code(config: Mapping[str, Any]) -> None:
+    if "auto_map" in config:
+        warnings.warn(
+            "auto_map names remote code, which dew never runs: this is read as a plain "
+            f"{shown(config.get('model_type'))} checkpoint",
+            stacklevel=3,
+        )
 
 
 def _is_traced(traced: str, config: Mapping[str, Any], dtype: str) -> bool:

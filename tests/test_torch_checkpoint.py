@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from helpers import write_llama
 
 import bridges
 from bridges.torch.store import kept_programs
@@ -100,6 +101,18 @@ def test_a_checkpoint_that_wants_its_own_code_is_refused(mistral, tmp_path):
     (tmp_path / "modeling.py").write_text("raise SystemExit('ran')")
     with pytest.raises(InputRefused, match="remote code, which dew never runs"):
         bridges.load(tmp_path)
+
+
+@pytest.mark.parametrize("traced", ["always", "never"])
+def test_a_known_type_with_code_of_its_own_is_read_as_the_plain_one(tmp_path, cache, traced):
+    """As transformers does by itself; right: the plain checkpoint's logits."""
+    ids = np.asarray([[1, 2, 3]])
+    plain = bridges.load(write_llama(tmp_path / "plain"), traced=traced)(input_ids=ids)["logits"]
+    folder = write_llama(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling.Theirs"})
+    (folder / "modeling.py").write_text("raise SystemExit('ran')")
+    with pytest.warns(UserWarning, match="dew never runs: this is read as a plain 'llama'"):
+        own = bridges.load(folder, traced=traced)
+    np.testing.assert_array_equal(own(input_ids=ids)["logits"], plain)
 
 
 def test_a_missing_tensor_is_named_and_nothing_is_drawn(mistral, cache, tmp_path):

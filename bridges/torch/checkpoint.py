@@ -175,7 +175,7 @@ def is_traceable(config: Mapping[str, Any], dtype: str) -> bool:
     name that is refused should not cost them.
     """
     name = str(config.get("model_type"))
-    if "auto_map" in config or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         return False
     if _record(_home(config, dtype)) is not None:
         return True
@@ -281,7 +281,11 @@ class _Made:
         import transformers
 
         kind = _class_of(self._config)
-        options = {"attn_implementation": "eager", "output_loading_info": True}
+        options = {
+            "attn_implementation": "eager",
+            "output_loading_info": True,
+            "trust_remote_code": False,
+        }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
