@@ -106,14 +106,9 @@ def _end() -> None:
 
 
 def leave_failed(error: BaseException, where: str, status: int) -> None:
-    """Publish a failure and end this process at once, with `status`.
-
-    Where another's failure stands, this one may be its consequence (a collective broken off), so
-    that one is told too.
-    """
+    """Publish a failure and end this process at once, with `status`."""
     try:
-        if not publish_failure(error, where) and (first := published_failure()) is not None:
-            _say(f"{this_process()} ended because {first}")
+        publish_failure(error, where)
     finally:
         _leave(status)
 
