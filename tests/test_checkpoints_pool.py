@@ -150,7 +150,10 @@ def test_a_rank_that_fails_to_write_fails_the_save_on_all(tmp_path, broken, part
     assert names_in(tmp_path) == ["checkpoint-1", "checkpoint-3"]
 
 
-@pytest.mark.parametrize(("broken", "part"), [(1, "write_pieces"), (0, "merge")])
+@pytest.mark.parametrize(
+    ("broken", "part"),
+    [pytest.param(1, "write_pieces", marks=pytest.mark.slow), (0, "merge")],
+)
 def test_a_rank_killed_in_a_save_leaves_the_step_before(tmp_path, broken, part):
     """Fault 6: all end, the step is not there, and the restart agrees on the one before."""
     first = [["open", str(tmp_path)], ["save", 1], ["wait"], ["die_in", broken, part]]
@@ -188,6 +191,7 @@ def test_process_zero_adds_files_from_values_read_back(tmp_path):
     assert extra == [4, [], "ShapeDtypeStruct"]
 
 
+@pytest.mark.slow
 def test_positions_of_their_own_hold_for_as_many_readers_only(tmp_path):
     """Fault 23: a position over all shares goes to any number, a share's own to its reader."""
     answers("2x1", ["open", str(tmp_path)], ["save", 1], ["wait"], own_positions=True)
@@ -313,6 +317,7 @@ def test_a_local_step_restores_onto_its_own_placement_only(tmp_path):
         assert (rank[2]["step"], rank[2]["wrong"]) == (1, [])
 
 
+@pytest.mark.slow
 def test_a_local_step_that_one_rank_lost_or_that_is_damaged_counts_on_none(tmp_path):
     answers("2x1", local(tmp_path), ["save", 1], ["save", 2, {"local": True}], ["wait"])
     own = tmp_path / "local" / "process-1" / "checkpoint-2"
@@ -413,7 +418,7 @@ def calls_of_a_save(base: Path, two_steps: Path, shim: Path, broken: int) -> int
 @pytest.mark.parametrize(
     ("broken", "plan"),
     [
-        (1, "kill"),
+        pytest.param(1, "kill", marks=pytest.mark.slow),
         (0, "enospc"),
         pytest.param(1, "enospc", marks=pytest.mark.slow),
     ],

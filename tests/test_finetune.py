@@ -172,6 +172,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("checkpoint-*"))
 
 
+@pytest.mark.slow
 def test_every_number_of_an_accumulating_run_counts_updates(
     model, data, held_out, tmp_path, capsys
 ):

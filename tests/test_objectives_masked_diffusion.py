@@ -224,6 +224,7 @@ def run():
     return objective, state, log, data
 
 
+@pytest.mark.slow
 def test_training_brings_the_bound_down(run):
     _, _, log, _ = run
     losses = [scalars["train/loss"] for scalars in log]

@@ -121,6 +121,7 @@ def test_loss_and_gradient_are_the_papers_in_float64(variables):
     np.testing.assert_allclose(ours, sums["policy", "chosen"].grad.numpy(), rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_gradient_agrees_with_finite_differences(variables):
     """Oracle: central differences along a random direction."""
     batch, live = pairs(6), moved(variables)

@@ -114,6 +114,7 @@ def test_samples_that_do_not_fit_are_refused_before_a_run(options, words):
         LMObjective(MODEL, 8, samples=Samples(**options))
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_previews_beside_its_journal(tmp_path):
     samples = Samples(
         PROMPTS, max_new_tokens=6, temperature=0, decode=lambda ids: " ".join(map(str, ids))

@@ -71,6 +71,7 @@ def assert_same(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> N
         np.testing.assert_allclose(value, right[name], rtol=1e-4, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_then_one_end_as_one_that_never_stopped(inputs, undisturbed, tmp_path):
     output = tmp_path / "run"
     first = ran(command(inputs, output, processes=2, devices=1, steps=4))

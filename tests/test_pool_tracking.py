@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pools import run
 
 from dew.tracking import LocalTracker
@@ -27,6 +28,7 @@ def test_the_first_rank_alone_writes_scalars_records_and_previews(tmp_path):
     assert names == ["text-2-1.txt", "text-2.txt"]
 
 
+@pytest.mark.slow
 def test_a_tracker_on_another_rank_than_the_first_turns_no_preview_on(tmp_path):
     first, second = (rank.said for rank in run(CHILD, 2, folder=str(tmp_path), told=[1]))
     assert first["previews"] == second["previews"] == 0

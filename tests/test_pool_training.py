@@ -43,6 +43,7 @@ def assert_same_run(ranks: int, devices: int, mesh: dict, steps: int) -> list[di
     return said
 
 
+@pytest.mark.slow
 def test_fsdp_and_tensor_on_eight_devices_train_as_one_device_does():
     said = assert_same_run(1, 8, {"fsdp": 2, "tensor": 2}, 6)
     assert said[0]["spec"] == "P(None, 'fsdp', 'tensor')"
@@ -63,6 +64,7 @@ def test_twenty_steps_are_the_same_on_every_layout(ranks, devices, mesh):
     assert_same_run(ranks, devices, mesh, STEPS)
 
 
+@pytest.mark.slow
 def test_only_the_first_rank_shows_the_run():
     first, second = run(CHILD, 2, devices=1, mesh={}, steps=2)
     assert "step 2/2" in first.err + first.out

@@ -234,6 +234,7 @@ def trained(neo):
     return before, state, adapted(bundle, adapter, state.params["params"])
 
 
+@pytest.mark.slow
 def test_the_trainer_moves_the_adapters_and_nothing_else(neo, trained):
     before, state, over = trained
     assert set(state.params) == {"params", "buffers", "frozen"}
