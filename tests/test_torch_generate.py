@@ -8,13 +8,12 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 import bridges
 from bridges.torch import decoding
 from dew.errors import InputRefused, UnknownName
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.torch
 

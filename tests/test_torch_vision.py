@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import timm
 import torch
+import torchvision
 from PIL import Image
 from torch import nn
 
@@ -17,9 +19,6 @@ import bridges
 from bridges.torch.export import NotExportable
 
 pytestmark = pytest.mark.torch
-
-torchvision = pytest.importorskip("torchvision")
-timm = pytest.importorskip("timm")
 
 
 def perturbed(module):
