@@ -208,6 +208,7 @@ class Oracle:
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
             "JAX_PLATFORMS": "cpu",
+            "DEW_CACHE": str(healthy.parent / "cache"),
             "JAX_COMPILATION_CACHE_DIR": str(healthy.parent / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }

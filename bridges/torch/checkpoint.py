@@ -329,8 +329,11 @@ def _home(config: Mapping[str, Any], dtype: str) -> Path:
 
 def _record(folder: Path) -> dict[str, Any] | None:
     """Return what an earlier start kept, where weights can be read by it without torch."""
+    path = folder / RECORD
+    if not path.is_file():
+        return None
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return record if record.get("direct") and "generates" in record else None
