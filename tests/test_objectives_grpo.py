@@ -277,7 +277,7 @@ def test_every_batch_is_drawn_after_the_step_before_it():
     assert batches == again
 
 
-@pytest.mark.parametrize("stop", [2, 3])
+@pytest.mark.parametrize("stop", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_run_that_was_cut_goes_on_with_the_same_draws(tmp_path, stop):
     """Cut at a batch's end and in the middle of its uses; oracle: the run left alone."""
     whole = fit(tmp_path / "whole", steps=5, iterations=2, checkpoint_every=1)

@@ -35,6 +35,7 @@ def test_a_tracker_on_another_rank_than_the_first_turns_no_preview_on(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_preview_that_fails_on_one_rank_ends_both(tmp_path):
     """The other may be inside a collective by then: it hears of the failure all the same."""
     ranks = run(CHILD, 2, folder=str(tmp_path), told=[0], failing=1)

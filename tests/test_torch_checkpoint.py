@@ -77,7 +77,8 @@ def test_a_second_start_needs_no_torch(mistral, loaded, tmp_path):
 
 
 def test_a_damaged_trace_is_made_anew(mistral, loaded, cache):
-    stored = sorted(cache.glob("traces/*/evaluation-*.json"))
+    first = min(cache.glob("traces/*/evaluation-*.json"))
+    stored = sorted(first.parent.glob("evaluation-*.json"))
     text = stored[0].read_text()
     try:
         stored[0].write_text(text.replace("aten.mul.Tensor", "aten.add.Tensor", 1))
@@ -103,7 +104,7 @@ def test_a_checkpoint_that_wants_its_own_code_is_refused(mistral, tmp_path):
         bridges.load(tmp_path)
 
 
-@pytest.mark.parametrize("traced", ["always", "never"])
+@pytest.mark.parametrize("traced", [pytest.param("always", marks=pytest.mark.slow), "never"])
 def test_a_known_type_with_code_of_its_own_is_read_as_the_plain_one(tmp_path, cache, traced):
     """As transformers does by itself; right: the plain checkpoint's logits."""
     ids = np.asarray([[1, 2, 3]])

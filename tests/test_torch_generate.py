@@ -236,6 +236,7 @@ def test_drawn_ids_are_those_of_the_native_engine(llama):
 
 def test_one_step_is_compiled_and_serves_every_length(llama, monkeypatch):
     _, _, bundle = llama
+    ours(bundle, **PLAIN)  # traced from torch, and compiled for two rows
     traced, step = [], decoding.CachedEngine.step
 
     def counted(*args, **row):

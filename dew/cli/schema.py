@@ -70,7 +70,8 @@ def _kind(option: Option) -> dict[str, Any]:
     if option.kind == "text":
         if option.pathless:
             named = {"type": "string", "pattern": f"^(?:{NAME_PATTERN})$"}
-            return {"anyOf": [named, {"type": "integer", "minimum": 0}]}
+            # Within these bounds a number's text is a name; beyond them it has a sign.
+            return {"anyOf": [named, {"type": "number", "minimum": 0, "maximum": 1e15}]}
         return {"anyOf": [{"type": "string"}, {"type": "number"}]}
     return {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}
 

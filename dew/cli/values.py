@@ -58,7 +58,7 @@ def file_value(option: Option, value: Any) -> Any:
     wanted: tuple[type, ...] = {
         "integer": (int, float),
         "number": (int, float),
-        "text": (str, int) if option.pathless else (str, int, float),
+        "text": (str, int, float),
         "switch": (bool,),
     }[option.kind]
     if not isinstance(value, wanted) or (isinstance(value, bool) and option.kind != "switch"):
