@@ -442,7 +442,7 @@ def uninterrupted(model, data, tmp_path_factory) -> Path:
     [
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
         (signal.SIGTERM, 143),
-        (signal.SIGKILL, -9),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(

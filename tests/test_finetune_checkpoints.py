@@ -82,7 +82,7 @@ def done_of(folder: Path) -> dict[str, int]:
     ("save_every", "kept"),
     [
         # No folder has the name yet: the window under way is saved with the update before it.
-        (None, {"checkpoint-1": 5}),
+        pytest.param(None, {"checkpoint-1": 5}, marks=pytest.mark.slow),
         # The update is saved already: it stays, and the window's microbatches are read again.
         (ACCUMULATION, {"checkpoint-1": 3}),
     ],

@@ -128,7 +128,7 @@ def stopped(who: str, heartbeat: int) -> None:
     assert time.monotonic() - began < failure.FAILURE_GRACE_SECONDS
 
 
-@pytest.mark.parametrize("who", ["0", "1"])
+@pytest.mark.parametrize("who", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_stopped_rank_is_named_once_its_heartbeat_is_missed(who):
     """Rank 0 holds the service: its peers miss its answers, as it would miss their heartbeats."""
     stopped(who, heartbeat=4)

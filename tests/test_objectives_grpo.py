@@ -296,6 +296,7 @@ def test_a_reward_that_fails_ends_the_run_at_once():
         fit(steps=2, reward=lambda **given: [1.0])
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_leaves_no_thread_waiting():
     """The stream waits for a step that never comes; closing must not take its ten seconds."""
 

@@ -71,6 +71,7 @@ def test_only_the_first_rank_shows_the_run():
     assert "step 2/2" not in second.err + second.out
 
 
+@pytest.mark.slow
 def test_a_stuck_rank_ends_all_and_every_stack_is_written():
     """FAULTS 15: rank 1 sleeps in its data; both end, and both say where they were."""
     waiting, stuck = run(CHILD, 2, devices=1, mesh={}, steps=8, stuck_at=4, hang=10, grace=3)

@@ -35,7 +35,11 @@ def variables():
 
 @pytest.mark.parametrize(
     "rules",
-    [{}, {"temperature": 0.7, "top_k": 9, "top_p": 0.8}, {"temperature": 0.0}],
+    [
+        {},
+        pytest.param({"temperature": 0.7, "top_k": 9, "top_p": 0.8}, marks=pytest.mark.slow),
+        {"temperature": 0.0},
+    ],
     ids=["plain", "filtered", "greedy"],
 )
 def test_each_log_probability_is_the_one_a_whole_forward_gives(variables, rules):
