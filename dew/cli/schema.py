@@ -81,6 +81,8 @@ def _once(command: Command) -> dict[str, Any]:
     pairs = [
         {"not": {"required": list(pair)}}
         for option in command.options
-        for pair in itertools.combinations(option.spellings, 2)
+        for pair in itertools.combinations(
+            (*option.spellings, *(f.name for f in command.formers if f.use == option.name)), 2
+        )
     ]
     return {"allOf": pairs} if pairs else {}
