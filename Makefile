@@ -36,10 +36,7 @@ assets: $(VENV)/.core       ## the checkpoint and the plays, checked by sha256
 demo: assets                ## fine-tune SmolLM2-135M on Shakespeare; no torch
 	$(BIN)/python -m bridges.demo
 
-# Tiny models are compiled far longer than they run: less optimised, the fast tests save a fifth of
-# their time. `make test-slow` and the benchmarks compile as users do.
 test: $(VENV)/.test assets  ## the fast tests, torch parity included
-	XLA_FLAGS="--xla_backend_optimization_level=1 $$XLA_FLAGS" \
 	JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(PYTEST)
 
 test-slow: $(VENV)/.test assets  ## the long ones, one at a time
