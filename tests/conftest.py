@@ -15,8 +15,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import hypothesis
 import pytest
 from helpers import write_tokenizer
+
+# A run draws what the run before it drew; `--hypothesis-profile=search` draws anew.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("search", derandomize=False)
+hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,7 @@ STRANGE = st.sampled_from(["sead", "warmup_ratio", "save_safetensors", "max_new_
 @given(st.dictionaries(NAMES | STRANGE, VALUES, max_size=3))
 @example({"run_name": 2.0})
 @example({"warmup_ratio": 0, "warmup_steps": 0})
+@example({"warmup_steps": 0, "warmup_ratio": 0})
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_schema_accepts_what_the_reader_accepts(schema, tmp_path_factory, content):
     path: Path = tmp_path_factory.getbasetemp() / "drawn.yaml"

@@ -151,9 +151,11 @@ def _merge_file(
     skipped = []
     for key, value in read_config(path).items():
         name = key.replace("-", "_")
+        meant = formers[name].use if name in formers else name
+        option = options.get(meant or "")
+        if option is not None and option.name in merge.values:
+            merge.problems.append(f"{option.name} stands twice in {path}")
         if name in options:
-            if options[name].name in merge.values:
-                merge.problems.append(f"{options[name].name} stands twice in {path}")
             merge.take(file_value, options[name], value, path)
         elif name in formers:
             _take_former(formers[name], options, file_value, value, path, merge)
