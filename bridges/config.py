@@ -41,7 +41,7 @@ class Keys:
         self._path = path
         self._prefix = "".join(f"{key}." for key in path)
         self._read: set[str] = set()
-        self._sections: list[Keys] = []
+        self._sections: dict[str, Keys] = {}
 
     def __contains__(self, key: str) -> bool:
         """Say whether the key is there with a value other than null."""
@@ -92,14 +92,24 @@ class Keys:
             self._refuse_type(key, value, "a list of numbers")
         return tuple(float(item) for item in value)
 
+    def words(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings; empty when absent."""
+        value = self._value(key, None)
+        if value is None:
+            return ()
+        if type(value) is not list or any(type(item) is not str for item in value):
+            self._refuse_type(key, value, "a list of strings")
+        return tuple(value)
+
     def section(self, key: str) -> Keys:
-        """Return the keys of the object under `key`; empty when absent."""
+        """Return the keys of the object under `key`, the same each time; empty when absent."""
+        if key in self._sections:
+            return self._sections[key]
         value = self._value(key, None)
         if value is not None and type(value) is not dict:
             self._refuse_type(key, value, "an object")
-        section = Keys(value or {}, self.where, (*self._path, key))
-        self._sections.append(section)
-        return section
+        self._sections[key] = Keys(value or {}, self.where, (*self._path, key))
+        return self._sections[key]
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuse the key's value unless it is absent or one of `allowed`, which ask for nothing."""
@@ -128,7 +138,9 @@ class Keys:
             for key in self.values
             if key in self and key not in self._read and key not in harmless
         ]
-        return left + [key for section in self._sections for key in section.unread(harmless)]
+        return left + [
+            key for section in self._sections.values() for key in section.unread(harmless)
+        ]
 
     def _value(self, key: str, default: Any) -> Any:
         self._read.add(key)

@@ -18,7 +18,6 @@ from bridges.files.regular_file import shown_path
 from bridges.files.swap import staged
 from bridges.files.writer import SHARD_BYTES, Planned, json_bytes, write_file, write_weights
 from bridges.names import StoredLayout
-from bridges.rope import rope_entries
 from bridges.table import Row, flat, out_of_tree, tensor_shapes
 from dew.errors import InputRefused, listed, shown
 from dew.inference.bundle import Bundle
@@ -103,7 +102,7 @@ class _Content:
         self.rows: tuple[Row, ...] = family.rows(bundle.model)
         self.leaves = flat(bundle.variables["params"])
         self.layout: StoredLayout = bundle.stored or StoredLayout()
-        self.tied_copy = self.layout.tied_copy and bundle.model.tied_head
+        self.tied_copy = self.layout.tied_copy and bool(family.head) and bundle.model.tied_head
         self.rounded = None if dtype is None else np.dtype(dtype)
         self.dtypes = self._dtypes()
         shapes = dict(tensor_shapes(self.rows, self.leaves))
@@ -156,16 +155,26 @@ class _Content:
     def _config(self) -> dict[str, Any]:
         """Return the source's config with what changed, and what both readers need, set."""
         config = dict(self.bundle.config)
+        config.pop("quantization_config", None)  # what is written is plain
         sizes: Counter[str] = Counter()
         for tensor in self.planned:
             sizes[tensor.dtype.name] += tensor.size
         config["dtype"] = config["torch_dtype"] = sizes.most_common(1)[0][0]
-        if not set(self.family.architectures) & set(config.get("architectures") or ()):
-            config["architectures"] = [self.family.architectures[0]]
+        fit = self._architectures()
+        if not set(fit) & set(config.get("architectures") or ()):
+            config["architectures"] = [fit[0]]
         tied = config.get("tie_word_embeddings")
-        if (self.family.tied_default if tied is None else tied) != self.bundle.model.tied_head:
-            config["tie_word_embeddings"] = self.bundle.model.tied_head
-        return config | (rope_entries(config) if self.family.rope else {})
+        ours = self.bundle.model.tied_head if self.family.head else tied
+        if self.family.head and (self.family.tied_default if tied is None else tied) != ours:
+            config["tie_word_embeddings"] = ours
+        return config | self.family.exported(config)
+
+    def _architectures(self) -> tuple[str, ...]:
+        """Return the classes that the model's head makes it, the one to write first."""
+        heads = self.family.heads
+        if not heads:
+            return self.family.architectures
+        return tuple(name for name, head in heads.items() if head == self.bundle.model.head)
 
 
 def generation_config(bundle: Bundle) -> dict[str, Any]:
@@ -274,14 +283,17 @@ def _leaf_differences(content: _Content, again: Bundle) -> list[str]:
 
 
 def _run_differences(bundle: Bundle, again: Bundle) -> list[str]:
-    """Return a line for logits or greedy tokens that differ on a fixed prompt."""
-    model = bundle.model
-    length = max(1, min(8, model.max_seq_len - NEW_TOKENS))
-    prompt = (np.arange(length)[None] * 7919 + 1) % model.vocab_size
-    ours, theirs = (np.asarray(b(input_ids=prompt)["logits"]) for b in (bundle, again))
-    if not np.array_equal(ours, theirs, equal_nan=True):
-        return [f"logits: at most {np.abs(ours - theirs).max()} apart"]
-    steps = min(NEW_TOKENS, model.max_seq_len - length)
+    """Return a line for outputs or greedy tokens that differ on fixed inputs."""
+    model, inputs = bundle.model, bundle.model.example_inputs()
+    ours, theirs = (b(**inputs) for b in (bundle, again))
+    for name, mine in ours.items():
+        mine, other = np.asarray(mine), np.asarray(theirs[name])
+        if not np.array_equal(mine, other, equal_nan=True):
+            return [f"{name}: at most {np.abs(mine - other).max()} apart"]
+    if not {"text-generation", "text2text-generation"} & set(model.tasks):
+        return []
+    prompt = inputs["input_ids"]
+    steps = min(NEW_TOKENS, model.max_seq_len - prompt.shape[1])
     if steps < 1:
         return []
     ours, theirs = (

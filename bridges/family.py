@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bridges.config import Keys
@@ -12,7 +12,12 @@ from bridges.table import Row
 from dew.errors import InputRefused, UnknownName, nearest, shown
 
 # The only names that are ever imported for a model_type; the config's own text never is.
-FAMILIES = {"llama": "bridges.families.llama", "gpt2": "bridges.families.gpt2"}
+NATIVE = """
+gpt2 gpt_neox opt llama mistral mixtral qwen2 qwen3 qwen3_moe gemma gemma2 gemma3_text phi3 olmo2
+smollm3 granite
+bert roberta xlm-roberta distilbert mpnet electra modernbert deberta-v2
+"""
+FAMILIES = {name: f"bridges.families.{name.replace('-', '_')}" for name in NATIVE.split()}
 
 # Keys that change neither the forward pass nor the shapes: bookkeeping, training-time dropout,
 # and generation defaults that old configs carried (they are read from generation_config.json).
@@ -34,6 +39,10 @@ base_model_tp_plan base_model_pp_plan
 HARMLESS = frozenset(_HARMLESS.split())
 
 
+class NotNative(InputRefused):
+    """A config that its family does not compute natively, although its type has one."""
+
+
 @dataclass(frozen=True)
 class Family:
     """One Hugging Face `model_type`.
@@ -45,12 +54,20 @@ class Family:
         rows: the model to its weight table, by full tensor names.
         base_prefix: what the tensors of the model without head start with, and lack in
             checkpoints of the bare model.
-        embedding: the tensor of the token embedding.
-        head: the tensor of the language-model head.
+        embedding: the tensor of the token embedding, or another that every checkpoint holds.
+        head: the tensor of the language-model head; "" where the table has none that may be tied.
         tied_default: `tie_word_embeddings` where the config does not say.
+        heads: for a model with a field `head`, what each architecture puts there; "" is the model
+            without a head.
+        head_names: regular expressions of the tensors of any of these heads.
+        parts: fields of the model that are off where the checkpoint holds no tensor of this
+            regular expression, and nobody asked for a head.
+        old_names: regular expressions of names that older checkpoints used, and what they read
+            now.
         harmless: config keys, beyond the common ones, that ask for no computation.
         ignored: regular expressions of tensors that hold no weights.
-        rope: whether an export writes rotary keys.
+        exported: the config to the keys that an export writes over it, for readers that spell
+            them otherwise.
         conv1d: whether kernels lie as [inputs, outputs], which PEFT calls fan_in_fan_out.
     """
 
@@ -60,12 +77,59 @@ class Family:
     rows: Callable[[Any], tuple[Row, ...]]
     base_prefix: str
     embedding: str
-    head: str
-    tied_default: bool
+    head: str = ""
+    tied_default: bool = False
+    heads: Mapping[str, str] = field(default_factory=dict)
+    head_names: tuple[str, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)
+    old_names: Mapping[str, str] = field(default_factory=dict)
     harmless: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
-    rope: bool = False
+    exported: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: {}
     conv1d: bool = False
+
+
+TASK_HEADS = {
+    "text-generation": "causal",
+    "feature-extraction": "",
+    "image-feature-extraction": "",
+    "fill-mask": "masked",
+    "text-classification": "sequence",
+    "token-classification": "token",
+    "question-answering": "span",
+    "text2text-generation": "causal",
+    "image-classification": "image",
+    "image-segmentation": "segmentation",
+    "automatic-speech-recognition": "speech",
+    "zero-shot-image-classification": "towers",
+}
+"""The pipeline's task to the head that does it, as `Family.heads` spells it."""
+
+
+def head_of(family: Family, config: Mapping[str, Any], task: str | None) -> str:
+    """Return the head to load: the task's, else that of the config's architecture.
+
+    Args:
+        family: one with `heads`.
+        config: the config, for its `architectures`.
+        task: a name of `TASK_HEADS`, or None.
+
+    Raises:
+        UnknownName: no such task.
+        InputRefused: the family has no head for it.
+    """
+    if task is None:
+        named = config.get("architectures")
+        found = [family.heads[name] for name in named or () if name in family.heads]
+        return found[0] if found else ""
+    if task not in TASK_HEADS:
+        raise UnknownName(f"unknown task {shown(task)}{nearest(task, TASK_HEADS)}")
+    if TASK_HEADS[task] not in family.heads.values():
+        fit = [name for name, head in TASK_HEADS.items() if head in family.heads.values()]
+        raise InputRefused(
+            f"{family.model_type} has no head for {task}; it is fit for {', '.join(fit)}"
+        )
+    return TASK_HEADS[task]
 
 
 def family_of(config: dict[str, Any], where: str = "config.json") -> Family:

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bridges.config import Keys, read_all
-from bridges.family import FAMILIES, HARMLESS, Family, family_of
+from bridges.family import FAMILIES, HARMLESS, Family, NotNative, family_of, head_of
 from bridges.files.json_file import read_json
+from bridges.files.quantized import plain_tensors, read_quantization
 from bridges.files.regular_file import contained, optional, shown_path
 from bridges.files.tensors import open_tensors
 from bridges.hub import resolve
-from bridges.names import StoredLayout, TableTensors, cut_padding, settle_head, table_tensors
-from bridges.table import flat, into_tree, layer_problems
+from bridges.names import (
+    StoredLayout,
+    TableTensors,
+    cut_padding,
+    settle_head,
+    settle_heads,
+    table_tensors,
+)
+from bridges.table import Row, flat, into_tree, layer_problems, nested
 from dew.errors import InputRefused, WeightMismatch, listed, shown
 from dew.inference.bundle import Bundle
 from dew.placement import Layout, MeshSpec, Placement
 
 DTYPES = ("float32", "bfloat16", "float16")
+FRESH_DEVIATION = 0.02  # as transformers draws new heads
 TRACED = ("auto", "always", "never")
 
 
 def load(
     source: str | os.PathLike[str],
     *,
+    task: str | None = None,
     revision: str | None = None,
     dtype: Any = None,
     param_dtype: Any = None,
@@ -47,6 +60,8 @@ def load(
     Args:
         source: a folder with config.json and safetensors, a `.gguf` file, the output folder of a
             run, or a hub repository id.
+        task: the pipeline's task that the model is for, where it is not what config.json's
+            architecture does. A head that the checkpoint lacks is drawn anew, and named.
         revision: branch, tag or commit of a hub repository.
         dtype: what activations are computed in; float32 where None.
         param_dtype: what parameters are stored in; float32 where None, which holds every value
@@ -72,7 +87,8 @@ def load(
     path = resolve(source, revision)
     config, open_weights, read_processor = _opened(path)
     own = compute if param_dtype is None else storage
-    if path.is_dir() and _is_traced(traced, config, own):
+
+    def by_tracing() -> Bundle:
         _warn_of_remote_code(config)
         from bridges.torch.checkpoint import load_traced
 
@@ -85,18 +101,30 @@ def load(
             dtype=own,
             placement=None if mesh is None else Placement.of(mesh, layout, {}),
         )
+
+    if path.is_dir() and _is_traced(traced, config, own):
+        return by_tracing()
     where = shown_path(path / "config.json" if path.is_dir() else path)
-    family, model = _model(config, where, strict)
+    try:
+        family, model = _model(config, where, strict, task)
+    except NotNative as reason:
+        if not path.is_dir() or traced == "never" or not _is_traceable(config, own):
+            raise
+        warnings.warn(f"{reason}: it is traced from transformers", stacklevel=2)
+        return by_tracing()
     _warn_of_remote_code(config)
     model = model.clone(dtype=compute, param_dtype=storage)
     with ThreadPoolExecutor(1) as pool:
         # Copying weights leaves the interpreter free to build the tokenizer meanwhile.
         reading = pool.submit(read_processor)
         model, table, stored = _table(family, model, open_weights())
+        rows = family.rows(model)
+        table, fresh = settle_heads(family, rows, table, fresh=task is not None)
+        stored = dataclasses.replace(stored, bare=stored.bare and not fresh)
         try:
-            shapes = _shapes(family, model, table)
+            shapes = _shapes(rows, model, table)
             places = None if mesh is None else _places(model, shapes, mesh, layout)
-            params = into_tree(family.rows(model), table, shapes, storage, shardings=places)
+            params = _filled(rows, fresh, table, shapes, storage, places)
         except WeightMismatch as error:
             raise WeightMismatch(f"{shown_path(path)}: {error}") from None
         processor = reading.result()
@@ -111,6 +139,31 @@ def load(
         source=os.fspath(source),
         stored=stored,
     )
+
+
+def _filled(
+    rows: Sequence[Row],
+    fresh: Sequence[Row],
+    table: TableTensors,
+    shapes: dict,
+    dtype: str,
+    places: Mapping[str, Any] | None,
+) -> dict:
+    """Return the parameters: from the checkpoint, but for the rows that are drawn anew."""
+    if not fresh:
+        return into_tree(rows, table, shapes, dtype, shardings=places)
+    drawn = {path for row in fresh for path in row.leaves}
+    leaves = flat(shapes)
+    stored = nested({path: leaf for path, leaf in leaves.items() if path not in drawn})
+    kept = [row for row in rows if row not in fresh]
+    filled = flat(into_tree(kept, table, stored, dtype, shardings=places))
+    generator = np.random.default_rng(0)
+    for path in sorted(drawn):
+        scale = 0.0 if path.endswith("bias") else FRESH_DEVIATION
+        values = scale * generator.standard_normal(leaves[path].shape)
+        place = None if places is None else places[path]
+        filled[path] = jax.device_put(values.astype(dtype), place)
+    return nested({path: filled[path] for path in leaves})
 
 
 def _warn_of_remote_code(config: Mapping[str, Any]) -> None:
@@ -131,14 +184,16 @@ def _is_traced(traced: str, config: Mapping[str, Any], dtype: str) -> bool:
         return False
     if traced == "always":
         return True
-    if name in FAMILIES:
-        return False
-    from bridges.torch.checkpoint import is_traceable
-
-    if is_traceable(config, dtype):
+    if name not in FAMILIES and _is_traceable(config, dtype):
         warnings.warn(f"{name} has no native family: it is traced from transformers", stacklevel=3)
         return True
     return False
+
+
+def _is_traceable(config: Mapping[str, Any], dtype: str) -> bool:
+    from bridges.torch.checkpoint import is_traceable
+
+    return is_traceable(config, dtype)
 
 
 def read_model(config: Mapping[str, Any], where: str = "config.json", *, strict: bool = False):
@@ -168,11 +223,17 @@ def _dtype(name: str, value: Any) -> str:
 
 def _opened(path: Path) -> tuple[dict[str, Any], Callable[[], Any], Callable[[], Any]]:
     """Return a source's config, and how to open its weights and to read its tokenizer."""
-    from bridges.text.processors import gguf_processor, read_processor
+    from bridges.processing import read_processor
+    from bridges.text.processors import gguf_processor
 
     if path.is_dir() and os.path.lexists(path / "config.json"):
         config = read_json(contained(path, "config.json"))
-        return config, lambda: open_tensors(path), lambda: read_processor(path, config)
+        where = shown_path(path / "config.json")
+
+        def open_weights() -> Any:
+            return plain_tensors(open_tensors(path), read_quantization(Keys(config, where)))
+
+        return config, open_weights, lambda: read_processor(path, config)
     from bridges.files.gguf_file import open_gguf
 
     file = open_gguf(_gguf_path(path))
@@ -202,18 +263,21 @@ def _gguf_path(path: Path) -> Path:
     return contained(path, ggufs[0].name)
 
 
-def _model(config: dict[str, Any], where: str, strict: bool) -> tuple[Family, Any]:
+def _model(
+    config: dict[str, Any], where: str, strict: bool, task: str | None = None
+) -> tuple[Family, Any]:
     """Return family and model of a config, and deal with the keys that nobody read."""
     family = family_of(config, where)
 
     def read(keys: Keys) -> Any:
-        keys.only("quantization_config")
+        read_quantization(keys)
         keys.only("is_encoder_decoder", False)
         keys.only("add_cross_attention", False)
         keys.only("chunk_size_feed_forward", 0)
         keys.only("pruned_heads", {})
         keys.only("cross_attention_hidden_size")
-        return family.model(keys)
+        model = family.model(keys)
+        return model.clone(head=head_of(family, config, task)) if family.heads else model
 
     model, keys = read_all(config, where, read)
     unread = keys.unread(HARMLESS | family.harmless)
@@ -237,11 +301,12 @@ def _table(family: Family, model: Any, tensors: Any) -> tuple[Any, TableTensors,
     return model, table, StoredLayout(bare, tied_copy, dtypes)
 
 
-def _shapes(family: Family, model: Any, tensors: TableTensors) -> dict:
+def _shapes(rows: Sequence[Row], model: Any, tensors: TableTensors) -> dict:
     """Return the parameters' shapes, once the file is known to hold as many layers as asked."""
-    problems = layer_problems(family.rows(model), tensors.names(), model.num_layers)
+    layers = getattr(model, "num_layers", 0)
+    problems = layer_problems(rows, tensors.names(), layers)
     # Tracing a model of a billion layers is no harm, but nothing it could tell would be new.
-    if problems and model.num_layers > len(tensors.names()):
+    if problems and layers > len(tensors.names()):
         raise WeightMismatch(listed("the weights do not fit the model:", problems))
     return model.parameter_shapes()
 
@@ -255,7 +320,8 @@ def _places(model: Any, shapes: dict, mesh: MeshSpec, layout: Layout) -> dict[st
 
 def _check_tokens(processor: Any, model: Any, where: str) -> None:
     """Refuse a tokenizer with ids that the embedding has no row for: a gather would clamp them."""
-    if processor is not None and processor.vocab_size > model.vocab_size:
+    rows = getattr(model, "vocab_size", None)
+    if rows is not None and getattr(processor, "vocab_size", 0) > rows:
         raise InputRefused(
             f"{where}: vocab_size is {model.vocab_size}, but the tokenizer gives ids up to "
             f"{processor.vocab_size - 1}. Expected every id below vocab_size; take the tokenizer "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +22,29 @@ class Move:
         into: a torch tensor, or one part of it, to dew's leaf of one layer.
         out: the inverse of `into`.
         axis: the axis along which a tensor of several leaves is cut.
+        groups: how many times the leaves stand in turn along that axis, each time a part of each.
     """
 
     into: Turn
     out: Turn
     axis: int = 0
+    groups: int = 1
+
+    def cut(self, whole: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        """Return the parts of a tensor, `sizes` long along `axis`."""
+        axis, ends = self.axis + 1, np.cumsum(sizes) // self.groups
+        turns = whole.reshape(*whole.shape[: self.axis], self.groups, -1, *whole.shape[axis:])
+        parts = np.split(turns, ends[:-1], axis=axis)
+        return [
+            part.reshape(*whole.shape[: self.axis], size, *whole.shape[axis:])
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the tensor whose parts these are."""
+        before, after = parts[0].shape[: self.axis], parts[0].shape[self.axis + 1 :]
+        turns = [part.reshape(*before, self.groups, -1, *after) for part in parts]
+        return np.concatenate(turns, axis=self.axis + 1).reshape(*before, -1, *after)
 
 
 KEEP = Move(into=lambda w: w, out=lambda w: w)
@@ -34,6 +52,19 @@ KEEP = Move(into=lambda w: w, out=lambda w: w)
 
 TRANSPOSE = Move(into=lambda w: w.T, out=lambda k: k.T)
 """A torch Linear [outputs, inputs] to dew [inputs, outputs]."""
+
+
+def split_by(size: int) -> Move:
+    """A torch Linear [heads * size, inputs] to dew [inputs, heads, size], for any heads."""
+    return Move(
+        into=lambda w: w.T.reshape(w.shape[1], w.shape[0] // size, size),
+        out=lambda k: k.reshape(k.shape[0], k.shape[1] * k.shape[2]).T,
+    )
+
+
+def in_turn(move: Move, groups: int) -> Move:
+    """`move`, for leaves that stand in turn in one tensor: the first head of each, the second..."""
+    return Move(move.into, move.out, move.axis, groups)
 
 
 def split_heads(heads: int) -> Move:

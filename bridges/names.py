@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from bridges.family import Family
-from bridges.table import Tensors
+from bridges.table import Row, Tensors
 from dew.errors import shown
 
 PADDING_MULTIPLE = 64
 LARGEST_PADDING = 1024
 COMPARED_BYTES = 8 << 20
+TIED_HEADS = ("masked", "causal")
+"""The kinds of `Family.heads` that end in the embedding's table, or one of its shape."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,52 @@ class _Info:
 def table_tensors(family: Family, tensors: Tensors) -> tuple[TableTensors, bool]:
     """Return the tensors by the table's names, and whether the checkpoint is of the bare model."""
     names = tensors.names()
-    bare = family.embedding.removeprefix(family.base_prefix) in names
+    prefix = family.base_prefix
+    bare = bool(prefix) and family.embedding.removeprefix(prefix) in names
     ignored = [re.compile(pattern) for pattern in family.ignored]
+    heads = [re.compile(pattern) for pattern in (re.escape(family.head), *family.head_names)]
     stored = {}
     for name in names:
-        full = family.base_prefix + name if bare and name != family.head else name
-        if not any(pattern.fullmatch(full) for pattern in ignored):
+        new = name
+        for old, now in family.old_names.items():
+            new = re.sub(old, now, new)
+        full = prefix + new if bare and not _matches(new, heads) else new
+        if not _matches(full, ignored):
             stored[full] = name
     return TableTensors(tensors, stored), bare
+
+
+def settle_heads(
+    family: Family, rows: Sequence[Row], tensors: TableTensors, *, fresh: bool
+) -> tuple[TableTensors, tuple[Row, ...]]:
+    """Return the tensors without those of heads that are not asked for, and the rows to draw anew.
+
+    Args:
+        family: whose `head_names` say which tensors belong to heads.
+        rows: the weight table of the model that is loaded.
+        tensors: what the checkpoint holds.
+        fresh: whether a head may be drawn anew, because a task asked for it.
+    """
+    heads = [re.compile(pattern) for pattern in family.head_names]
+    own = {row.theirs for row in rows if _matches(row.theirs, heads)}
+    unused = [n for n in tensors.stored if _matches(n, heads) and n not in own]
+    if unused:
+        warnings.warn(
+            f"not used, since the model was loaded without their head: {', '.join(unused)}",
+            stacklevel=4,
+        )
+    kept = {name: value for name, value in tensors.stored.items() if name not in unused}
+    new = tuple(row for row in rows if row.theirs in own and row.theirs not in kept)
+    if new and fresh:
+        warnings.warn(
+            f"not in the checkpoint, drawn anew for training: {', '.join(r.theirs for r in new)}",
+            stacklevel=4,
+        )
+    return TableTensors(tensors.inner, kept, tensors.cut), new if fresh else ()
+
+
+def _matches(name: str, patterns: Sequence[re.Pattern[str]]) -> bool:
+    return any(pattern.fullmatch(name) for pattern in patterns)
 
 
 def settle_head(
@@ -99,11 +139,18 @@ def settle_head(
 
     A head that is stored and differs from the embedding wins over a config that ties them.
 
+    A model that is loaded without such a head, or without a part that the checkpoint lacks, is
+    settled as well.
+
     Returns:
         The model, the tensors without a head that is a mere copy, and whether there was one.
     """
     embedding, head = family.embedding, family.head
-    if not model.tied_head or head not in tensors.stored:
+    if family.heads:
+        model = _without_parts(family, model, tensors)
+        if model.head not in TIED_HEADS:
+            return model, tensors, False
+    if not head or not model.tied_head or head not in tensors.stored:
         return model, tensors, False
     if embedding not in tensors.stored:
         stored = {embedding if k == head else k: v for k, v in tensors.stored.items()}
@@ -118,6 +165,20 @@ def settle_head(
     return model.clone(tied_head=False), tensors, False
 
 
+def _without_parts(family: Family, model: Any, tensors: TableTensors) -> Any:
+    """Return the model without those of its parts that the checkpoint holds no tensor of."""
+    if model.head:
+        return model
+    for name, pattern in family.parts.items():
+        held = any(re.fullmatch(pattern, tensor) for tensor in tensors.stored)
+        if getattr(model, name) and not held:
+            warnings.warn(
+                f"the checkpoint holds no {name}: the model is loaded without it", stacklevel=5
+            )
+            model = model.clone(**{name: False})
+    return model
+
+
 def cut_padding(family: Family, model: Any, tensors: TableTensors) -> TableTensors:
     """Return the tensors without the rows that pad the vocabulary for the hardware.
 
@@ -125,6 +186,8 @@ def cut_padding(family: Family, model: Any, tensors: TableTensors) -> TableTenso
     rows: a multiple of 64, less than 1,024 above `vocab_size`. Anything else is left for the
     weight table to refuse.
     """
+    if not hasattr(model, "vocab_size"):
+        return tensors
     stored = [name for name in (family.embedding, family.head) if name in tensors.stored]
     rows = {tuple(tensors.info(name).shape)[:1] for name in stored}
     if len(rows) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bridges.config import Keys
@@ -13,7 +14,28 @@ _DEFAULTED = ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor")
 _LISTS = ("short_factor", "long_factor")
 
 
-def read_rope(keys: Keys, default_theta: float = 10000.0) -> Rope:
+def rotary_share(keys: Keys, default: float) -> float:
+    """Return which share of a head is turned: `partial_rotary_factor`, beside or inside the rope.
+
+    Args:
+        keys: the config.
+        default: the share where it does not say.
+    """
+    found = [keys.number("partial_rotary_factor", None, low=0.0)]
+    for section in ("rope_parameters", "rope_scaling"):
+        if section in keys:
+            found.append(keys.section(section).number("partial_rotary_factor", None, low=0.0))
+    said = [value for value in found if value is not None]
+    return said[-1] if said else default
+
+
+def read_rope(
+    keys: Keys,
+    default_theta: float = 10000.0,
+    *,
+    partial: bool = False,
+    renamed: Mapping[str, str] | None = None,
+) -> Rope:
     """Return the rope of a config.
 
     The numbers stand under `rope_parameters` (transformers 5), under `rope_scaling`
@@ -23,10 +45,16 @@ def read_rope(keys: Keys, default_theta: float = 10000.0) -> Rope:
     Args:
         keys: the config.
         default_theta: the base where the config has none.
+        partial: whether the family turns a share of each head, which `rotary_share` reads; else
+            a share below 1 is refused.
+        renamed: what a family's older configs called a kind, and what it is.
 
     Raises:
         InputRefused: two spellings that disagree, an unknown kind, a value of the wrong type.
     """
+    if not partial:
+        for place in (keys, keys.section("rope_parameters"), keys.section("rope_scaling")):
+            place.only("partial_rotary_factor", 1, 1.0)
     found: dict[str, tuple[str, Any]] = {}
     for section in ("rope_parameters", "rope_scaling"):
         if section in keys:
@@ -34,6 +62,7 @@ def read_rope(keys: Keys, default_theta: float = 10000.0) -> Rope:
     _merge(found, "the top level", _top_fields(keys))
     fields = {name: value for name, (_, value) in found.items()}
     kind = fields.pop("kind", "default")
+    kind = (renamed or {}).get(kind, kind)
     if kind not in ROPE_KINDS:
         raise InputRefused(
             f"{keys.where}: the rope type is {shown(kind)}; dew computes {', '.join(ROPE_KINDS)}"
@@ -49,7 +78,8 @@ def rope_entries(config: dict[str, Any]) -> dict[str, Any]:
         config: a config as it was read, in any spelling that `read_rope` takes.
 
     Returns:
-        `rope_theta`, `rope_scaling` (null for the default kind) and `rope_parameters`.
+        `rope_theta`, `rope_scaling` (null for the default kind) and `rope_parameters`; and for
+        longrope `original_max_position_embeddings`, which transformers 4 reads beside them.
     """
     fields: dict[str, Any] = {}
     for section in ("rope_scaling", "rope_parameters"):
@@ -58,16 +88,18 @@ def rope_entries(config: dict[str, Any]) -> dict[str, Any]:
     fields.pop("type", None)
     theta = fields.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
     scaling = None if kind == "default" and not fields else {"rope_type": kind, **fields}
+    original = fields.get("original_max_position_embeddings")
+    beside = {"original_max_position_embeddings": original} if kind == "longrope" else {}
     return {
         "rope_theta": theta,
         "rope_scaling": scaling,
         "rope_parameters": {"rope_theta": theta, "rope_type": kind, **fields},
+        **(beside if original else {}),
     }
 
 
 def _section_fields(section: Keys) -> dict[str, Any]:
     """Return the fields of `Rope` that one object gives."""
-    section.only("partial_rotary_factor", 1, 1.0)
     fields: dict[str, Any] = {
         "kind": section.text("rope_type", None) or section.text("type", None),
         "theta": section.number("rope_theta", None, low=1e-6),
@@ -86,7 +118,6 @@ def _section_fields(section: Keys) -> dict[str, Any]:
 
 
 def _top_fields(keys: Keys) -> dict[str, Any]:
-    keys.only("partial_rotary_factor", 1, 1.0)
     return {
         "theta": keys.number("rope_theta", None, low=1e-6),
         "original_max_position_embeddings": keys.integer("original_max_position_embeddings", None),

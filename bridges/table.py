@@ -17,7 +17,7 @@ import numpy as np
 from bridges.moves import KEEP, Move
 from dew.errors import WeightMismatch, listed, shown
 
-LAYER = "{layer}"
+LAYER, EXPERT = "{layer}", "{expert}"
 ALIGNMENT = 64  # bytes; XLA takes a CPU buffer over without a copy from this alignment on
 CHUNK_BYTES = 8 << 20
 WORKERS = 2
@@ -54,10 +54,11 @@ class Row:
     """One line of a weight table.
 
     Attributes:
-        theirs: the tensor's name; `{layer}` repeats the row for every layer.
+        theirs: the tensor's name; `{layer}` repeats the row for every layer, `{expert}` for
+            every expert of it.
         ours: the leaf's path, or the paths of several leaves that one tensor holds. The leaf of a
-            repeated row has a leading layer axis.
-        move: how the tensor becomes the leaf of one layer, and back.
+            repeated row has a leading axis of layers, and then of experts.
+        move: how the tensor becomes the leaf of one layer and expert, and back.
     """
 
     theirs: str
@@ -70,12 +71,13 @@ class Row:
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     @property
-    def stacked(self) -> bool:
-        """Whether the row stands for one tensor a layer."""
-        return LAYER in self.theirs
+    def stacked(self) -> int:
+        """How many leading axes of the leaf count tensors: layers, experts."""
+        return (LAYER in self.theirs) + (EXPERT in self.theirs)
 
 
 Bounds = tuple[tuple[int, int], ...]
+Index = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -126,8 +128,8 @@ def into_tree(
     counts: dict[str, int] = {}
     with ThreadPoolExecutor(WORKERS) as pool:
         jobs = [
-            (name, pool.submit(_fill, tensors, name, row, layer, leaves, targets))
-            for name, row, layer in _slots(rows, leaves)
+            (name, pool.submit(_fill, tensors, name, row, index, leaves, targets))
+            for name, row, index in _slots(rows, leaves)
         ]
         for name, job in jobs:
             counts[name] = job.result()
@@ -159,10 +161,10 @@ def out_of_tree(rows: Sequence[Row], params: Mapping) -> Iterator[tuple[str, np.
         raise WeightMismatch(listed("the parameters do not fit the weight table:", problems))
     for row in rows:
         parts = [np.asarray(leaves[path]) for path in row.leaves]
-        for layer in range(parts[0].shape[0]) if row.stacked else (None,):
-            moved = [row.move.out(part if layer is None else part[layer]) for part in parts]
-            whole = moved[0] if len(moved) == 1 else np.concatenate(moved, axis=row.move.axis)
-            yield _name(row, layer), np.ascontiguousarray(whole)
+        for index in np.ndindex(parts[0].shape[: row.stacked]):
+            moved = [row.move.out(part[index]) for part in parts]
+            whole = moved[0] if len(moved) == 1 else row.move.join(moved)
+            yield _name(row, index), np.ascontiguousarray(whole)
 
 
 def tensor_shapes(rows: Sequence[Row], leaves: Mapping[str, Any]) -> Iterator[tuple[str, tuple]]:
@@ -208,8 +210,8 @@ def _folded(problems: list[str]) -> list[str]:
 
 def layer_problems(rows: Sequence[Row], names: Sequence[str], layers: int) -> list[str]:
     """Return a line when the names hold fewer layers than wanted; costs the file, not the wish."""
-    patterns = [_pattern(row) for row in rows if row.stacked]
-    starts = tuple({row.theirs.split(LAYER)[0] for row in rows if row.stacked})
+    patterns = [_pattern(row) for row in rows if LAYER in row.theirs]
+    starts = tuple({row.theirs.split(LAYER)[0] for row in rows if LAYER in row.theirs})
     layered = [name for name in names if name.startswith(starts)]
     found = {int(m[1]) for name in layered for p in patterns if (m := p.fullmatch(name))}
     if not patterns or len(found) >= layers:
@@ -259,24 +261,29 @@ def not_finite(values: np.ndarray) -> int:
     return int(values.size - np.count_nonzero(np.isfinite(values)))
 
 
-def _slots(rows: Sequence[Row], leaves: Mapping) -> Iterator[tuple[str, Row, int | None]]:
-    """Yield name, row and layer of every tensor of the table."""
+def _slots(rows: Sequence[Row], leaves: Mapping) -> Iterator[tuple[str, Row, Index]]:
+    """Yield name, row and index into the leaf of every tensor of the table."""
     for row in rows:
-        for layer in range(leaves[row.leaves[0]].shape[0]) if row.stacked else (None,):
-            yield _name(row, layer), row, layer
+        for index in np.ndindex(tuple(leaves[row.leaves[0]].shape[: row.stacked])):
+            yield _name(row, index), row, index
 
 
-def _name(row: Row, layer: int | None) -> str:
-    return row.theirs if layer is None else row.theirs.replace(LAYER, str(layer))
+def _name(row: Row, index: Index) -> str:
+    places = (LAYER, EXPERT) if LAYER in row.theirs else (EXPERT,)
+    name = row.theirs
+    for place, number in zip(places, index, strict=False):
+        name = name.replace(place, str(number))
+    return name
 
 
 def _pattern(row: Row) -> re.Pattern[str]:
     before, after = row.theirs.split(LAYER)
-    return re.compile(rf"{re.escape(before)}(0|[1-9]\d{{0,8}}){re.escape(after)}")
+    after = re.escape(after).replace(re.escape(EXPERT), r"\d+")
+    return re.compile(rf"{re.escape(before)}(0|[1-9]\d{{0,8}}){after}")
 
 
 def _layers(rows: Sequence[Row], leaves: Mapping) -> int:
-    return max((leaves[r.leaves[0]].shape[0] for r in rows if r.stacked), default=0)
+    return max((leaves[r.leaves[0]].shape[0] for r in rows if LAYER in r.theirs), default=0)
 
 
 def _leaf_problems(rows: Sequence[Row], leaves: Mapping) -> list[str]:
@@ -301,7 +308,7 @@ def _tensor_shape(row: Row, leaves: Mapping) -> tuple[int, ...]:
     """Return the shape of a row's tensor: its move, applied to arrays that hold no data."""
     parts = []
     for path in row.leaves:
-        shape = tuple(leaves[path].shape)[1 if row.stacked else 0 :]
+        shape = tuple(leaves[path].shape)[row.stacked :]
         parts.append(list(row.move.out(np.broadcast_to(np.int8(0), shape)).shape))
     whole = parts[0]
     whole[row.move.axis : row.move.axis + 1] = (
@@ -372,30 +379,27 @@ def _fill(
     tensors: Tensors,
     name: str,
     row: Row,
-    layer: int | None,
+    index: Index,
     leaves: Mapping[str, Any],
     targets: Mapping[str, Sequence[Target]],
 ) -> int:
     """Copy one tensor into its leaves and return how many of its values are not finite."""
     tensor = tensors.read(name)
-    axis, start, count = row.move.axis, 0, 0
-    for path in row.leaves:
-        part = tensor
-        if len(row.leaves) > 1:
-            # The leaf's own tensor shape says how much of the whole is its part.
-            shape = tuple(leaves[path].shape)[0 if layer is None else 1 :]
-            size = row.move.out(np.broadcast_to(np.int8(0), shape)).shape[axis]
-            part = tensor[(slice(None),) * axis + (slice(start, start + size),)]
-            start += size
+    parts, count = [tensor], 0
+    if len(row.leaves) > 1:
+        # The leaves' own tensor shapes say how much of the whole is the part of each.
+        shapes = [tuple(leaves[path].shape)[row.stacked :] for path in row.leaves]
+        outs = [row.move.out(np.broadcast_to(np.int8(0), shape)) for shape in shapes]
+        parts = row.move.cut(tensor, [out.shape[row.move.axis] for out in outs])
+    for path, part in zip(row.leaves, parts, strict=True):
         moved = row.move.into(part)
         for target in targets[path]:
-            bounds, buffer = target.bounds, target.buffer
-            if layer is not None:
-                first, stop = bounds[0]
-                if not first <= layer < stop:
-                    continue
-                bounds, buffer = bounds[1:], buffer[layer - first]
-            count += _copy(moved[tuple(slice(*part) for part in bounds)], buffer)
+            counted, rest = target.bounds[: row.stacked], target.bounds[row.stacked :]
+            if all(first <= i < stop for i, (first, stop) in zip(index, counted, strict=True)):
+                place = tuple(i - first for i, (first, _) in zip(index, counted, strict=True))
+                count += _copy(
+                    moved[tuple(slice(*part) for part in rest)], target.buffer[(*place, ...)]
+                )
     tensors.release(name)
     return count
 

@@ -91,8 +91,11 @@ def versions() -> dict[str, str]:
 
 
 def tensors(model: Any) -> dict[str, np.ndarray]:
-    """Return the model's parameters by torch name, tied ones once; float64 or float32 arrays."""
-    return {name: _array(tensor) for name, tensor in model.named_parameters()}
+    """Return the model's parameters by the names of its checkpoint, tied ones once.
+
+    The arrays are float64 or float32, as the model is.
+    """
+    return _as_stored(model, dict(model.named_parameters()))
 
 
 def config(model: Any) -> dict[str, Any]:
@@ -130,11 +133,8 @@ def loss_and_gradients(
     with _precision_of(model):
         loss = _mean_loss(model, input_ids, attention_mask)
         loss.backward()
-    gradients = {
-        name: _array(tensor.grad)
-        for name, tensor in model.named_parameters()
-        if tensor.grad is not None
-    }
+    named = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    gradients = _as_stored(model, named)
     model.zero_grad(set_to_none=True)
     return float(loss.detach()), gradients
 
@@ -173,11 +173,11 @@ def adamw_steps(
         losses.append(float(loss.detach()))
     weight = 1 - settings.beta2 ** len(batches)
     sizes = {
-        name: _array((optimizer.state[tensor]["exp_avg_sq"] / weight).sqrt())
+        name: (optimizer.state[tensor]["exp_avg_sq"] / weight).sqrt()
         for name, tensor in model.named_parameters()
         if tensor in optimizer.state
     }
-    return losses, sizes
+    return losses, _as_stored(model, sizes)
 
 
 def greedy(
@@ -233,6 +233,18 @@ def _drawn(name: str, shape: tuple[int, ...], generator: np.random.Generator) ->
     return np.float32(1.5 / np.sqrt(min(shape))) * noise
 
 
+def _as_stored(model: Any, named: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return what belongs to the parameters by the names and in the pieces of the checkpoint.
+
+    transformers 5 joins some tensors as it loads, such as those of experts, and parts them again
+    as it saves.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    stored = revert_weight_conversion(model, {n: t.detach() for n, t in named.items()})
+    return {name: _array(tensor) for name, tensor in stored.items()}
+
+
 def _address(source: Path) -> tuple[str, dict[str, str]]:
     """Return the folder and the extra arguments that make transformers read `source`."""
     if source.is_file():
@@ -255,6 +267,9 @@ def _from_pretrained(source: Path, precision: str, own_class: bool) -> tuple[Any
             **extra,
         )
     model, info = read
+    if precision == EXACT and model._can_set_experts_implementation():
+        # The fused product of experts has no float64 form.
+        model.set_experts_implementation("eager")
     model.eval()
     if precision == EXACT:
         _recompute_rotary_tables(model)

@@ -35,8 +35,38 @@ GPT2 = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+NEOX = {
+    "model_type": "gpt_neox",
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+OPT = {
+    "model_type": "opt",
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "word_embed_proj_dim": 64,
+    "ffn_dim": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
 HEAD_PAIRS = 8
 """Half of the features of a head: how many frequencies longrope divides."""
+
+
+def _kind(model_type: str, **fields: Any) -> dict[str, Any]:
+    """Return the config of a family with Llama's keys, one layer more than kinds of layers."""
+    return {**LLAMA, "model_type": model_type, **fields}
 
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -87,6 +117,75 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "activation_function": "gelu",
         "layer_norm_epsilon": 1e-3,
     },
+    "gpt_neox": NEOX,
+    "gpt_neox sequential": {
+        **NEOX,
+        "use_parallel_residual": False,
+        "attention_bias": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "opt": OPT,
+    "opt post-norm": {**OPT, "do_layer_norm_before": False, "activation_function": "gelu"},
+    "mistral": _kind("mistral", sliding_window=7),
+    "mixtral": _kind("mixtral", num_local_experts=5, num_experts_per_tok=2),
+    "qwen2": _kind("qwen2"),
+    "qwen2 windowed": _kind(
+        "qwen2", use_sliding_window=True, sliding_window=7, max_window_layers=1
+    ),
+    "qwen3": _kind("qwen3", head_dim=24),
+    "qwen3_moe": _kind(
+        "qwen3_moe",
+        head_dim=24,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=48,
+        norm_topk_prob=False,
+    ),
+    "gemma": _kind("gemma", head_dim=24, tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh"),
+    "gemma2": _kind(
+        "gemma2",
+        head_dim=24,
+        sliding_window=7,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
+        tie_word_embeddings=True,
+    ),
+    "gemma3_text": _kind(
+        "gemma3_text",
+        num_hidden_layers=4,
+        head_dim=24,
+        sliding_window=7,
+        query_pre_attn_scalar=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        tie_word_embeddings=True,
+    ),
+    "phi3": _kind("phi3"),
+    "phi3 partial longrope": _kind(
+        "phi3",
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0 + pair / 8 for pair in range(HEAD_PAIRS // 2)],
+            "long_factor": [2.0 + pair for pair in range(HEAD_PAIRS // 2)],
+        },
+    ),
+    "olmo2": _kind("olmo2"),
+    "smollm3": _kind("smollm3", num_hidden_layers=5),
+    "granite": _kind(
+        "granite",
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=2.0,
+    ),
 }
 """Name to config.json. Square kernels are meant: a transpose that is forgotten still fits."""
 

@@ -213,19 +213,28 @@ def pickled(content):
     return build
 
 
-# Pickled weights are refused unread for now, whatever they hold: the words are the same.
-NO_PICKLE = (r"pytorch_model\.bin", "never unpickles", "safetensors or GGUF")
+BIN = r"pytorch_model\.bin"
+SYSTEM = (BIN, f"global '{os.system.__module__}.system'", "not allowed", "safetensors")
 # An unknown class, where a reader might try again without its guard, and then the payload.
 UNKNOWN_FIRST = pickle.dumps([pathlib.PurePosixPath("x"), files.Payload()], protocol=2)
 TOO_LARGE_A_VIEW = files.pickled_view(1000, stored=4), {"archive/data/0": bytes(16)}
+REPEATED = (
+    # The stride of the same pickle set to 0.
+    files.pickled_view(2**30, stored=1).replace(b"\x85K\x01\x85\x89", b"\x85K\x00\x85\x89"),
+    {"archive/data/0": bytes(4)},
+)
 PICKLES = [
     Case(
         "BP033",
         pickled(lambda f: files.write(f, "pytorch_model.bin", files.pickled_payload())),
-        NO_PICKLE,
+        SYSTEM,
     ),
-    Case("BP034", pickled(lambda f: files.torch_zip(f, files.pickled_payload())), NO_PICKLE),
-    Case("BP035", pickled(lambda f: files.torch_zip(f, UNKNOWN_FIRST)), NO_PICKLE),
+    Case("BP034", pickled(lambda f: files.torch_zip(f, files.pickled_payload())), SYSTEM),
+    Case(
+        "BP035",
+        pickled(lambda f: files.torch_zip(f, UNKNOWN_FIRST)),
+        (BIN, "global 'pathlib.PurePosixPath'", "not allowed"),
+    ),
     Case(
         "BP036",
         pickled(
@@ -233,14 +242,40 @@ PICKLES = [
                 f, pickle.dumps(files.Payload(), protocol=2)[:-1] + b"\xff garbage"
             )
         ),
-        NO_PICKLE,
+        SYSTEM,
     ),
-    Case("BP037", pickled(lambda f: files.zip_bomb(f, 256)), NO_PICKLE, memory=32.0, seconds=1.0),
-    Case("BP038", pickled(lambda f: files.torch_zip(f, *TOO_LARGE_A_VIEW)), NO_PICKLE),
+    Case(
+        "BP037",
+        pickled(lambda f: files.zip_bomb(f, 256)),
+        (BIN, "'archive/version' is compressed", "stored uncompressed"),
+        memory=32.0,
+        seconds=1.0,
+    ),
+    Case(
+        "BP038",
+        pickled(lambda f: files.torch_zip(f, *TOO_LARGE_A_VIEW)),
+        (BIN, "'w'", "needs 4000 bytes", "has 16"),
+    ),
     Case(
         "BP039",
         pickled(lambda f: files.torch_zip(f, pickle.dumps({}), {"../../evil.txt": b"x"})),
-        NO_PICKLE,
+        (BIN, r"'\.\./\.\./evil\.txt' leaves the archive"),
+    ),
+    Case(
+        "bin of lists",  # as many objects in as few bytes as a pickle can ask for
+        pickled(lambda f: files.torch_zip(f, b"\x80\x02" + b"]\x94" * (7 << 20))),
+        (BIN, "more than 2000000 operations"),
+    ),
+    Case(
+        "bin repeated",  # one byte that a view repeats 2^40 times
+        pickled(lambda f: files.torch_zip(f, *REPEATED)),
+        (BIN, "'w'", "repeats the 4 bytes"),
+    ),
+    Case("empty bin", pickled(lambda f: files.write(f, "pytorch_model.bin", b"")), (BIN, "empty")),
+    Case(
+        "bin pointer",
+        pickled(lambda f: files.write(f, "pytorch_model.bin", POINTER)),
+        (BIN, "Git LFS pointer", "git lfs pull"),
     ),
 ]
 

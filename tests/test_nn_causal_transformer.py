@@ -149,7 +149,7 @@ def test_compute_dtype_and_storage_dtype_are_two_things():
     [
         ({"num_heads": 3}, "16 is not divisible by num_heads 3"),
         ({"num_kv_heads": 3}, "num_heads 4 is not divisible by num_kv_heads 3"),
-        ({"norm": "batch"}, "norm is 'batch'; expected one of rms, layer"),
+        ({"norm": "batch"}, "norm is 'batch'; expected one of rms, rms_offset, layer"),
         ({"attention_impl": "flash"}, "attention_impl 'flash' is not known"),
     ],
 )

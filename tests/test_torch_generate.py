@@ -357,3 +357,16 @@ def test_other_types_write_what_transformers_writes(kind, cache, tmp_path):
     assert bundle.model.decoder.about["way"] == WAYS.get(kind, "slots")
     options = ending(theirs)
     np.testing.assert_array_equal(ours(bundle, **options), reference(theirs, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:generate runs the whole model")
+@pytest.mark.parametrize("kind", ["t5", "bart", "openai-gpt", "gpt_neo"])
+def test_beams_are_transformers(kind, request, cache, tmp_path):
+    made_here = request.getfixturevalue("t5") if kind == "t5" else made(kind, tmp_path)
+    theirs, _, bundle = made_here
+    options = {**PLAIN, "num_beams": 3, "max_new_tokens": 14, "num_return_sequences": 2}
+    free = reference(theirs, **options)
+    ended = {**options, "eos_token_id": [int(free[0, -5]), int(free[3, -9])], "pad_token_id": 2}
+    for wanted in (options, ended):
+        np.testing.assert_array_equal(ours(bundle, **wanted), reference(theirs, **wanted))

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, wherever they lie: one file, shards with an index, or GGUF."""
+"""The weights of a checkpoint, wherever they lie: one file, shards with an index, .bin or GGUF."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bridges.files.bin_file import BinFile, open_bin
 from bridges.files.json_file import read_json
 from bridges.files.regular_file import contained, shown_path
 from bridges.files.safetensors_file import SafetensorsFile, TensorInfo, open_safetensors
@@ -16,6 +17,8 @@ from dew.errors import InputRefused, UnknownName, listed, nearest, shown
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
 INDEX_LIMIT = 256 << 20
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 WRAPPERS = ("_orig_mod.", "module.")
@@ -45,17 +48,18 @@ def open_tensors(path: str | os.PathLike[str]) -> Tensors:
     """Open the weights of a checkpoint and check every header; no tensor is read.
 
     Args:
-        path: a `.safetensors` or `.gguf` file, an index file, or a folder. In a folder an index
-            decides alone which files are read; without one it is `model.safetensors`, and
-            without that the only `.gguf` file.
+        path: a `.safetensors`, `.gguf` or torch file (`.bin`, `.pt`, `.pth`, `.ckpt`), an index
+            file, or a folder. In a folder an index decides alone which files are read; without
+            one it is `model.safetensors`, then the same of `pytorch_model.bin`, and without
+            that the only `.gguf` file.
 
     Returns:
         The tensors under their Hugging Face names. Wrapper prefixes (`_orig_mod.`, `module.`)
         that every name bears are dropped.
 
     Raises:
-        InputRefused: no weights, only pickled ones, or headers, shards and index that do not fit;
-            all shards at fault and all absent tensors in one message.
+        InputRefused: no weights, a pickle that asks for more than tensors, or headers, shards and
+            index that do not fit; all shards at fault and all absent tensors in one message.
     """
     path = Path(path)
     if os.path.isdir(path):
@@ -65,16 +69,19 @@ def open_tensors(path: str | os.PathLike[str]) -> Tensors:
     if path.name.endswith(".index.json"):
         return _unwrapped(_open_sharded(path.parent, path.name))
     if path.suffix in PICKLES:
-        raise InputRefused(_pickled(path))
+        return _unwrapped(open_bin(path))
     return _unwrapped(open_safetensors(path))
+
+
+_Shard = SafetensorsFile | BinFile
 
 
 @dataclass(frozen=True)
 class _Sharded:
-    """Tensors spread over several safetensors files."""
+    """Tensors spread over several files."""
 
     source: Path
-    homes: dict[str, SafetensorsFile]
+    homes: dict[str, _Shard]
 
     def names(self) -> list[str]:
         """Return the names, in the order of the index."""
@@ -92,7 +99,7 @@ class _Sharded:
         """Release the tensor's pages in its shard."""
         self._home(name).release(name)
 
-    def _home(self, name: str) -> SafetensorsFile:
+    def _home(self, name: str) -> _Shard:
         """Return the shard of `name`, or refuse an unknown one."""
         if name not in self.homes:
             raise UnknownName(
@@ -141,6 +148,10 @@ def _open_folder(folder: Path) -> Tensors:
         return _open_sharded(folder, INDEX)
     if os.path.lexists(folder / SINGLE):
         return open_safetensors(contained(folder, SINGLE))
+    if os.path.lexists(folder / PICKLED_INDEX):
+        return _open_sharded(folder, PICKLED_INDEX)
+    if os.path.lexists(folder / PICKLED):
+        return open_bin(contained(folder, PICKLED))
     names = sorted(entry.name for entry in folder.iterdir())
     ggufs = [name for name in names if name.endswith(".gguf")]
     if len(ggufs) == 1:
@@ -153,13 +164,10 @@ def _open_folder(folder: Path) -> Tensors:
                 [shown(name) for name in ggufs],
             )
         )
-    pickles = [name for name in names if name.endswith(PICKLES)]
-    if pickles:
-        raise InputRefused(_pickled(folder / pickles[0]))
-    others = [shown(name) for name in names if name.endswith(".safetensors")] or ["none"]
+    others = [shown(name) for name in names if name.endswith((".safetensors", *PICKLES))]
     raise InputRefused(
-        f"{shown_path(folder)}: no weights. Expected {SINGLE}, {INDEX} or one .gguf file; "
-        f"safetensors files of other names: {', '.join(others[:20])}."
+        f"{shown_path(folder)}: no weights. Expected {SINGLE}, {PICKLED}, an index of one of them "
+        f"or one .gguf file; files of other names: {', '.join(others[:20]) or 'none'}."
     )
 
 
@@ -170,23 +178,16 @@ def _open_gguf(path: Path) -> Tensors:
     return open_gguf(path)
 
 
-def _pickled(path: Path) -> str:
-    """Return why pickled weights are refused."""
-    return (
-        f"{shown_path(path)}: weights in torch's pickle format, which can run code when it is "
-        "loaded; dew never unpickles. Expected safetensors or GGUF; convert the file with torch "
-        "in an environment that you trust (safetensors.torch.save_file) and load the result."
-    )
-
-
 def _open_sharded(folder: Path, index: str) -> Tensors:
     """Open exactly the shards that the index names, and check that they hold what it promises."""
-    promised = _weight_map(contained(folder, index))
-    shards: dict[str, SafetensorsFile] = {}
+    ending = ".bin" if index.endswith(".bin.index.json") else ".safetensors"
+    promised = _weight_map(contained(folder, index), ending)
+    shards: dict[str, _Shard] = {}
     problems: list[str] = []
     for name in sorted(set(promised.values())):
         try:
-            shards[name] = open_safetensors(contained(folder, name))
+            opened = open_bin if ending == ".bin" else open_safetensors
+            shards[name] = opened(contained(folder, name))
         except InputRefused as error:
             problems.append("; ".join(line.strip() for line in str(error).splitlines()))
     homes = {}
@@ -209,8 +210,8 @@ def _open_sharded(folder: Path, index: str) -> Tensors:
     return _Sharded(folder / index, homes)
 
 
-def _weight_map(path: Path) -> dict[str, str]:
-    """Read an index: tensor name to the plain name of a safetensors file beside it."""
+def _weight_map(path: Path, ending: str) -> dict[str, str]:
+    """Read an index: tensor name to the plain name of a file beside it, of the right ending."""
     index: dict[str, Any] = read_json(path, size_limit=INDEX_LIMIT)
     promised = index.get("weight_map")
     if not isinstance(promised, dict) or not promised:
@@ -225,13 +226,13 @@ def _weight_map(path: Path) -> dict[str, str]:
         except InputRefused as error:
             problems.append(str(error))
             continue
-        if not name.endswith(".safetensors"):
-            problems.append(f"{shown(name)} is no .safetensors file")
+        if not name.endswith(ending):
+            problems.append(f"{shown(name)} is no {ending} file")
     if problems:
         raise InputRefused(
             listed(
                 f"{shown_path(path)}: weight_map names files that are not read. Expected "
-                "the names of safetensors files beside the index; correct or download it again:",
+                f"the names of {ending} files beside the index; correct or download it again:",
                 problems,
             )
         )

@@ -23,10 +23,11 @@ from bridges.torch.module import TracedModule, Tracer, Variables
 from bridges.torch.run import Program
 from bridges.torch.store import keep_program, kept_programs
 from dew.errors import InputRefused, shown
-from dew.inference.bundle import Bundle, checked_inputs, mask_positions
+from dew.inference.bundle import Bundle
 from dew.inference.cache import bucket, left_padded
 from dew.inference.decode import Filled, Forced, Streamer, continued
 from dew.inference.generation import generation_options
+from dew.inference.model_inputs import checked_prompts, mask_positions
 
 RECORD = "generation.json"
 EXAMPLE_ROWS, EXAMPLE_WIDTH, EXAMPLE_SLOTS = 2, 7, 12
@@ -83,6 +84,8 @@ class Limits:
 
     vocab_size: int
     position_limit: int | None
+    input_names: tuple[str, ...] = ("input_ids", "attention_mask")
+    counts_real_tokens: bool = True
 
 
 class Decoder:
@@ -264,6 +267,10 @@ class CachedEngine:
         """Return the bundle's variables."""
         return bundle.variables
 
+    def renewal(self, longest: int) -> int | None:
+        """Return None: what was traced keeps its cache."""
+        return None
+
     def step(
         self,
         weights: Any,
@@ -348,6 +355,10 @@ class WholeEngine:
         """Return the bundle's variables."""
         return bundle.variables
 
+    def renewal(self, longest: int) -> int | None:
+        """Return None: what was traced keeps its cache."""
+        return None
+
     def step(
         self,
         weights: Any,
@@ -416,10 +427,9 @@ def generate_traced(
     settings, forced = _settings(bundle, options)
     limits = Limits(about["input_size"], about["position_limit"])
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    tokens, mask, _ = checked_inputs(limits, inputs)
-    prompts = np.repeat(np.asarray(tokens), settings.num_return_sequences, axis=0)
-    real = np.ones_like(np.asarray(tokens)) if mask is None else np.asarray(mask)
-    real = np.repeat(real, settings.num_return_sequences, axis=0)
+    prompts, real = (
+        np.repeat(part, settings.copies, axis=0) for part in checked_prompts(limits, inputs)
+    )
     if not about["seq2seq"]:
         return continued(bundle, settings, prompts, real, streamer=streamer, forced=forced)[0]
     starts = np.full((len(prompts), 1), _start(bundle, options), np.int32)

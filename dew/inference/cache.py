@@ -11,7 +11,6 @@ import numpy as np
 
 from dew.nn.attention import KVCache, causal_mask
 from dew.nn.block import Block
-from dew.nn.norms import NORMS
 from dew.typing import Variables
 
 SMALLEST_BUCKET = 16
@@ -75,20 +74,16 @@ def prefill(
     spec = model.block_spec
     positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
     x = model.apply(variables, tokens, positions, method="embedded")
-    turn = model.turn(positions)
-    allowed = causal_mask(mask, None)
+    sight = model.sight(positions, causal_mask(mask, None))
     shape = (*tokens.shape, spec.num_kv_heads, spec.head_features)
     empty = KVCache(jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype))
 
-    def layer(x: jax.Array, parameters: dict) -> tuple[jax.Array, KVCache]:
-        return Block(spec).apply(parameters, x, turn, allowed, empty, 0)  # pyright: ignore[reportReturnType]
+    def layer(x: jax.Array, part: tuple[dict, Any]) -> tuple[jax.Array, KVCache]:
+        return Block(spec).apply(part[0], x, sight, part[1], empty, 0)  # pyright: ignore[reportReturnType]
 
     stacked = {name: tree["layers"] for name, tree in variables.items() if "layers" in tree}
-    x, filled = jax.lax.scan(layer, x, stacked)
-    params = variables["params"]
-    norm = NORMS[model.norm](model.norm_epsilon, model.param_dtype)
-    last = norm.apply({"params": params["final_norm"]}, x[:, -1])
-    logits = next_logits(jnp.asarray(last), model.apply(variables, method="head_table"))
+    x, filled = jax.lax.scan(layer, x, (stacked, sight.kind))
+    logits = model.apply(variables, x[:, -1], method="next_logits")
     room = ((0, 0), (0, 0), (0, 0), (0, slots - tokens.shape[1]), (0, 0))
     keys, values = (
         jnp.pad(part.transpose(0, 1, 3, 2, 4), room).reshape(
@@ -98,13 +93,3 @@ def prefill(
     )
     layers = tuple(KVCache(keys[i], values[i]) for i in range(model.num_layers))
     return Prefilled(logits, layers)
-
-
-def next_logits(hidden: jax.Array, table: jax.Array) -> jax.Array:
-    """Return float32 logits [N, V] of normed `hidden` [N, D] against the head's rows [V, D]."""
-    return jax.lax.dot_general(
-        hidden,
-        table.astype(hidden.dtype),
-        (((1,), (1,)), ((), ())),
-        preferred_element_type=jnp.float32,
-    )

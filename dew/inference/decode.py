@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dew.errors import InputRefused
-from dew.inference.bundle import Bundle, checked_inputs
+from dew.inference.beams import search
+from dew.inference.bundle import Bundle
 from dew.inference.cache import bucket, left_padded, prefill
 from dew.inference.generation import GenerationOptions, generation_options
+from dew.inference.model_inputs import checked_prompts
 from dew.inference.step import decode_step
 from dew.inference.stopping import Endings, StopStrings
 from dew.inference.weights import DecodeWeights, decode_weights
@@ -81,6 +83,14 @@ class Engine(Protocol):
         """Return what `step` reads, a tree of arrays."""
         ...
 
+    def renewal(self, longest: int) -> int | None:
+        """Return after how many new tokens the cache is filled anew, None for never.
+
+        Args:
+            longest: real tokens of the longest prompt.
+        """
+        ...
+
     def step(
         self,
         weights: Any,
@@ -115,6 +125,13 @@ class NativeEngine(NamedTuple):
     def weights(self, bundle: Bundle) -> DecodeWeights:
         """Return the bundle's weights, one array a matrix of each layer."""
         return decode_weights(bundle)
+
+    def renewal(self, longest: int) -> int | None:
+        """Return when the text has just grown past the context that its keys were turned for."""
+        if not self.model.rope.renewed:
+            return None
+        original = self.model.rope.original_max_position_embeddings or self.model.max_seq_len
+        return original + 1 - longest if original >= longest else None
 
     def step(self, weights: DecodeWeights, layers: Any, **row: Any) -> tuple[jax.Array, Any]:
         """Return `decode_step`'s logits and cache."""
@@ -171,11 +188,9 @@ def generate(
     """
     settings = generation_options(bundle, options)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    tokens, mask, _ = checked_inputs(bundle.model, inputs)
-    prompts = np.asarray(tokens)
-    real = np.ones_like(prompts) if mask is None else np.asarray(mask)
-    prompts = np.repeat(prompts, settings.num_return_sequences, axis=0)
-    real = np.repeat(real, settings.num_return_sequences, axis=0)
+    prompts, real = checked_prompts(bundle.model, inputs)
+    prompts = np.repeat(prompts, settings.copies, axis=0)
+    real = np.repeat(real, settings.copies, axis=0)
     return continued(bundle, settings, prompts, real, streamer=streamer)[0]
 
 
@@ -194,7 +209,8 @@ def continued(
 
     Args:
         bundle: whose model to run.
-        settings: what to do; `num_return_sequences` is not read.
+        settings: what to do; `num_return_sequences` is read for beam search alone, which makes
+            that many rows of each prompt.
         prompts: int32 [N, P].
         real: [N, P], 1 where an id is real.
         streamer: as for `generate`.
@@ -208,6 +224,15 @@ def continued(
     """
     longest = int(real.sum(axis=1).max())
     limit = settings.new_tokens(prompts.shape[1], longest, bundle.model.position_limit)
+    if settings.num_beams > 1 and limit:
+        if streamer is not None:
+            raise InputRefused(
+                "beam search knows its texts at the end only: streaming needs num_beams=1"
+            )
+        call = _Call(bundle, settings, limit, first_row, False, source, forced)
+        ids, lengths = search(_engine(bundle), call, _choice(call, prompts.shape[1]), prompts, real)
+        prompts = np.repeat(prompts, settings.num_return_sequences, axis=0)
+        return np.concatenate([prompts, ids], axis=1), lengths
     ending = Endings(
         len(prompts),
         settings.eos_token_id,
@@ -259,15 +284,25 @@ def _chunks(call: _Call, prompts: np.ndarray, real: np.ndarray, ending: Endings)
     weights = engine.weights(call.bundle)
     state = _begin(fixed, call, choice, prompts, real)
     made, ids = 1, np.asarray(state.tokens)[:, None]
+    renewal = engine.renewal(int(real.sum(axis=1).max()))
     size = STREAMED_CHUNK if call.streamed else CHUNK
     size = size if ending.stops is None else min(size, STOPPING_CHUNK)
     while True:
         yield ending.cut(ids)
         if made == call.limit or ending.ended.all():
             return
+        if renewal is not None:
+            prompts = np.concatenate([prompts, ids], axis=1)
+            real = np.concatenate([real, np.ones_like(ids)], axis=1)
+        if made == renewal:
+            state = _renewed(fixed, call, choice, state, prompts, real)
+            made, ids = made + 1, np.asarray(state.tokens)[:, None]
+            continue
         if ending.stops is not None:
             state = state._replace(finished=jnp.asarray(ending.ended))
         steps = min(size, call.limit - made)
+        if renewal is not None and made < renewal:
+            steps = min(steps, renewal - made)
         state, out, taken = decode_chunk(*fixed, weights, state, choice, steps)
         ids = np.asarray(out)[:, : int(taken)]
         made += ids.shape[1]
@@ -320,6 +355,18 @@ def _begin(fixed, call: _Call, choice: Choice, prompts, real) -> State:
         seen=jnp.asarray(seen),
         keys=_row_keys(np.uint32(call.settings.seed), np.int32(call.first_row), rows),
         count=jnp.int32(0),
+    )
+    return first_token(fixed[1], fixed[2], filled.logits, state, choice)
+
+
+def _renewed(fixed, call: _Call, choice: Choice, state: State, prompts, real) -> State:
+    """Fill the cache anew from all tokens so far, and choose the next one of each row."""
+    filled = fixed[0].fill(call.bundle, prompts, real, call.limit, call.source)
+    state = state._replace(
+        layers=filled.layers,
+        visible=jnp.asarray(filled.visible, bool),
+        slot=jnp.int32(filled.slot),
+        positions=jnp.asarray(filled.lengths),
     )
     return first_token(fixed[1], fixed[2], filled.logits, state, choice)
 

@@ -14,7 +14,6 @@ from dew.inference.bundle import Bundle
 DEFAULT_NEW_TOKENS = 20
 
 NOT_COMPUTED: dict[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
     "penalty_alpha": (None, 0, 0.0),
     "no_repeat_ngram_size": (None, 0),
@@ -56,8 +55,6 @@ HARMLESS = frozenset(
         "use_cache",
         "cache_implementation",
         "cache_config",
-        "early_stopping",
-        "length_penalty",
         "transformers_version",
         "low_memory",
         "is_assistant",
@@ -100,7 +97,12 @@ class GenerationOptions:
         eos_token_id: ids that end a row; an int, a list, or None for no end.
         pad_token_id: what follows an end; the first end id if absent.
         stop_strings: texts that end a row with the token that completes one; they stay in it.
-        num_return_sequences: rows a prompt, side by side.
+        num_beams: texts that are followed at a time, for the likeliest in the end (beam search);
+            without `do_sample` and `stop_strings`.
+        length_penalty: a beam's score is divided by its length to this power.
+        early_stopping: end when there are `num_beams` whole texts (true), when no better one is
+            likely (false), or when none is possible ("never").
+        num_return_sequences: rows a prompt, side by side; at most `num_beams` where it is above 1.
         seed: of the draws; a row's draws depend on the seed and its index alone.
         assumed_new_tokens: what an absent `max_new_tokens` stands for; no option of a call.
     """
@@ -118,6 +120,9 @@ class GenerationOptions:
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int = 0
     stop_strings: tuple[str, ...] = ()
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     num_return_sequences: int = 1
     seed: int = 0
     assumed_new_tokens: int = DEFAULT_NEW_TOKENS
@@ -151,6 +156,11 @@ class GenerationOptions:
                 f"has {limit} positions (max_seq_len); shorten the prompt or max_new_tokens"
             )
         return wanted
+
+    @property
+    def copies(self) -> int:
+        """How many rows begin from each prompt: beams part by themselves."""
+        return 1 if self.num_beams > 1 else self.num_return_sequences
 
     def minimum(self, width: int) -> int:
         """Return how many ids come before an end id may."""
@@ -197,10 +207,29 @@ def generation_options(bundle: Bundle, given: Mapping[str, Any]) -> GenerationOp
         fields["stop_strings"] = (fields["stop_strings"],)
     problems += [problem for name, value in fields.items() if (problem := _problem(name, value))]
     problems += _outside(bundle, fields)
+    problems += _beam_problems(fields)
     if problems:
         raise InputRefused(listed("generation options refused:", problems))
     fields["stop_strings"] = tuple(fields.get("stop_strings") or ())
     return GenerationOptions(**fields)
+
+
+def _beam_problems(fields: Mapping[str, Any]) -> list[str]:
+    """Name what does not go with beam search."""
+    beams, wanted = fields.get("num_beams", 1), fields.get("num_return_sequences", 1)
+    if not _is_integer(beams) or beams < 2:
+        return []
+    idle = {"do_sample": False, "stop_strings": ()}
+    problems = [
+        f"{name} is {shown(fields[name])}: not computed with num_beams {beams}; pass {name}={off!r}"
+        for name, off in idle.items()
+        if fields.get(name)
+    ]
+    if _is_integer(wanted) and wanted > beams:
+        problems.append(
+            f"num_return_sequences is {wanted}, above num_beams {beams}: there are no more texts"
+        )
+    return problems
 
 
 def _known(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,6 +293,11 @@ def _problem(name: str, value: Any) -> str | None:
         return (
             None if good else f"stop_strings is {shown(value)}, expected texts that are not empty"
         )
+    if name == "early_stopping":
+        good = isinstance(value, bool) or value == "never"
+        return (
+            None if good else f'early_stopping is {shown(value)}, expected true, false or "never"'
+        )
     if name == "do_sample":
         good = isinstance(value, bool)
         return None if good else f"do_sample is {shown(value)}, expected true or false"
@@ -302,6 +336,8 @@ _RANGES = {
     "top_p": ("a number in (0, 1]", _number(lambda v: 0 < v <= 1)),
     "min_p": ("a number in [0, 1]", _number(lambda v: 0 <= v <= 1)),
     "repetition_penalty": ("a number above 0", _number(lambda v: v > 0)),
+    "num_beams": ("an integer of at least 1", _count(1)),
+    "length_penalty": ("a number", _number(lambda v: True)),
     "num_return_sequences": ("an integer of at least 1", _count(1)),
     "seed": ("an integer in [0, 2**32)", _count(0, 2**32 - 1)),
 }

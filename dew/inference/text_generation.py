@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from dew.errors import InputRefused, shown
-from dew.inference.bundle import Bundle, checked_inputs
+from dew.inference.bundle import Bundle
 from dew.inference.decode import Streamer, continued
 from dew.inference.generation import GenerationOptions, generation_options
+from dew.inference.model_inputs import checked_inputs
 from dew.inference.streaming import TextStream
 from dew.typing import TextProcessor
 
@@ -192,8 +193,8 @@ class TextGeneration:
             made, lengths = continued(
                 self.bundle,
                 settings,
-                np.repeat(tokens, count, axis=0),
-                np.repeat(mask, count, axis=0),
+                np.repeat(tokens, settings.copies, axis=0),
+                np.repeat(mask, settings.copies, axis=0),
                 streamer=streamer,
                 first_row=start * count,
             )

@@ -19,12 +19,18 @@ Norm = dict[str, jax.Array]
 class LayerWeights(NamedTuple):
     """One layer, each matrix [inputs, outputs]; the maps that read one input are one matrix."""
 
-    attention_norm: Norm
+    norms: dict[str, Norm]
+    head_norms: tuple[Norm, Norm] | None
     qkv: jax.Array
     qkv_bias: jax.Array | None
     out: jax.Array
     out_bias: jax.Array | None
-    mlp_norm: Norm
+    mlp: MLPWeights | dict[str, jax.Array]
+
+
+class MLPWeights(NamedTuple):
+    """A plain or gated MLP; the matrices of a mixture of experts stay a dict by their names."""
+
     inner: jax.Array
     inner_bias: jax.Array | None
     down: jax.Array
@@ -37,7 +43,7 @@ class DecodeWeights(NamedTuple):
     embed: jax.Array
     positions: jax.Array | None
     layers: tuple[LayerWeights, ...]
-    norm: Norm
+    norm: Norm | None
     head: jax.Array | None
 
 
@@ -76,7 +82,7 @@ def split(model: Any, variables: Variables) -> DecodeWeights:
             _layer(model.block_spec, dtype, params["layers"], adapters, index)
             for index in range(model.num_layers)
         ),
-        norm=dict(params["final_norm"]),
+        norm=dict(params["final_norm"]) if model.final_norm else None,
         head=None if model.tied_head else jnp.asarray(params["head"]["table"], dtype),
     )
 
@@ -85,7 +91,7 @@ def split(model: Any, variables: Variables) -> DecodeWeights:
 def _layer(spec: BlockSpec, dtype, stacked: dict, adapters: dict, index: jax.Array) -> LayerWeights:
     # One compiled program for all layers: the index is traced.
     layer, low = jax.tree.map(lambda leaf: leaf[index], (stacked, adapters))
-    attention, mlp = layer["attention"], layer["mlp"]
+    attention = layer["attention"]
 
     def matrix(part: str, names: tuple[str, ...], inputs: int) -> jax.Array:
         merged = [
@@ -99,20 +105,27 @@ def _layer(spec: BlockSpec, dtype, stacked: dict, adapters: dict, index: jax.Arr
             return None
         return jnp.concatenate([part[name]["bias"].reshape(-1) for name in names]).astype(dtype)
 
+    def mlp() -> MLPWeights | dict[str, jax.Array]:
+        if spec.experts is not None:
+            return {name: leaf.astype(dtype) for name, leaf in layer["mlp"].items()}
+        inner = ("gate", "up") if spec.mlp == "gated" else ("up",)
+        return MLPWeights(
+            inner=matrix("mlp", inner, spec.emb_features),
+            inner_bias=biases(layer["mlp"], inner),
+            down=matrix("mlp", ("down",), spec.mlp_features),
+            down_bias=biases(layer["mlp"], ("down",)),
+        )
+
     heads = ("query", "key", "value")
-    inner = ("gate", "up") if spec.mlp == "gated" else ("up",)
     width = spec.num_heads * spec.head_features
     return LayerWeights(
-        attention_norm=layer["attention_norm"],
+        norms={name: layer[name] for name in spec.norm_names},
+        head_norms=((attention["query_norm"], attention["key_norm"]) if spec.head_norm else None),
         qkv=matrix("attention", heads, spec.emb_features),
         qkv_bias=biases(attention, heads),
         out=matrix("attention", ("out",), width),
         out_bias=biases(attention, ("out",)),
-        mlp_norm=layer["mlp_norm"],
-        inner=matrix("mlp", inner, spec.emb_features),
-        inner_bias=biases(mlp, inner),
-        down=matrix("mlp", ("down",), spec.mlp_features),
-        down_bias=biases(mlp, ("down",)),
+        mlp=mlp(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from dew.errors import InputRefused
 from dew.nn.dense import Dense
+from dew.nn.norms import NORMS
 from dew.nn.recompute import recomputed
 from dew.nn.rotary import rotate
 
@@ -28,6 +29,10 @@ class KVCache(NamedTuple):
 class Attention(nn.Module):
     """Self-attention with H query heads that share G key and value heads.
 
+    `head_norm` norms queries and keys before they are turned: "head" each head, "width" all heads
+    of a token as one, "" not at all. `score_scale` (None: 1 / √K) multiplies the scores, and
+    `score_cap` c bends them to c tanh(score / c).
+
     Source: Ainslie et al. 2023, arXiv:2305.13245 (G = H is Vaswani et al. 2017).
     """
 
@@ -41,6 +46,11 @@ class Attention(nn.Module):
     param_dtype: str = "float32"
     attention_impl: str = "auto"
     adapter_scale: float = 1.0
+    head_norm: str = ""
+    norm: str = "rms"
+    norm_epsilon: float = 1e-6
+    score_scale: float | None = None
+    score_cap: float | None = None
 
     @nn.compact
     def __call__(
@@ -66,6 +76,11 @@ class Attention(nn.Module):
         query = self._heads(self.num_heads, "query")(x)
         key = self._heads(self.num_kv_heads, "key")(x)
         value = self._heads(self.num_kv_heads, "value")(x)
+        if self.head_norm:
+            query, key = (
+                normed_heads(self._norm(f"{name}_norm"), heads, self.head_norm)
+                for name, heads in (("query", query), ("key", key))
+            )
         if turn is not None:
             query, key = rotate(query, *turn), rotate(key, *turn)
         if cache is not None:
@@ -75,7 +90,15 @@ class Attention(nn.Module):
                 cache.values, value.astype(cache.values.dtype), start
             )
             cache = KVCache(key, value)
-        mixed = attend(query, key, value, mask, self.attention_impl)
+        mixed = attend(
+            query,
+            key,
+            value,
+            mask,
+            self.attention_impl,
+            scale=self.score_scale,
+            cap=self.score_cap,
+        )
         out = Dense(
             (self.out_features,),
             inputs=2,
@@ -86,6 +109,9 @@ class Attention(nn.Module):
             name="out",
         )(mixed)
         return out, cache
+
+    def _norm(self, name: str) -> nn.Module:
+        return NORMS[self.norm](self.norm_epsilon, self.param_dtype, name=name)
 
     def _heads(self, heads: int, name: str) -> Dense:
         return Dense(
@@ -98,12 +124,22 @@ class Attention(nn.Module):
         )
 
 
+def normed_heads(norm: Any, heads: jax.Array, over: str) -> jax.Array:
+    """Return `heads` [B, L, H, K] normed, each "head" or the whole "width" of a token."""
+    if over == "head":
+        return norm(heads)
+    return norm(heads.reshape(*heads.shape[:-2], -1)).reshape(heads.shape)
+
+
 def attend(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array | None,
     impl: str = "auto",
+    *,
+    scale: float | None = None,
+    cap: float | None = None,
 ) -> jax.Array:
     """Return softmax(q kᵀ / √K) v; query head i reads key head i // (H / G).
 
@@ -113,19 +149,44 @@ def attend(
         mask: bool [B, 1, L, S] or None for causal. A row that sees nothing gives the mean of
             `value`, finite with finite gradients, and must not count.
         impl: one of `ATTENTION_IMPLS`.
+        scale: multiplies the scores; None for 1 / √K.
+        cap: c of c tanh(score / c), or None; such scores are always computed by XLA.
 
     Returns:
         [B, L, H, K].
     """
+    if cap is not None:
+        return recomputed(partial(_capped, scale=scale, cap=cap))(query, key, value, mask)
     chosen = _implementation(impl, query)
     attention = partial(
         jax.nn.dot_product_attention,
         mask=mask,
+        scale=scale,
         is_causal=mask is None,
         implementation=chosen,
     )
     # cuDNN's kernel keeps no [L, S] weights; XLA's would be kept once a layer.
     return (attention if chosen == "cudnn" else recomputed(attention))(query, key, value)
+
+
+def _capped(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None, *, scale, cap: float
+) -> jax.Array:
+    batch, length, heads, width = query.shape
+    groups, slots = key.shape[2], key.shape[1]
+    query = query.reshape(batch, length, groups, heads // groups, width)
+    scores = jnp.einsum("blghk,bsgk->bghls", query, key, preferred_element_type=jnp.float32)
+    scores = capped(scores * (width**-0.5 if scale is None else scale), cap)
+    if mask is None:
+        mask = jnp.tril(jnp.ones((length, slots), bool))[None, None]
+    scores = jnp.where(mask[:, :, None], scores, jnp.finfo(jnp.float32).min)
+    shares = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return jnp.einsum("bghls,bsgk->blghk", shares, value).reshape(batch, length, heads, width)
+
+
+def capped(scores: jax.Array, cap: float) -> jax.Array:
+    """Return c tanh(scores / c), from Gemma 2's report, arXiv:2408.00118."""
+    return cap * jnp.tanh(scores / cap)
 
 
 def causal_mask(mask: jax.Array | None, segments: jax.Array | None) -> jax.Array | None:

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from dew.errors import InputRefused
 from dew.nn.bicubic import resize_bicubic
-from dew.nn.block import Block, BlockSpec
+from dew.nn.block import BlockSpec
 from dew.nn.dense import Dense
 from dew.nn.image_batches import in_chunks
 from dew.nn.norms import LayerNorm
+from dew.nn.sight import Sight
+from dew.nn.stack import block_stack
 from dew.typing import TextProcessor
 
 LONGEST_SIDE = 50_000
@@ -58,13 +60,7 @@ class TowerSpec:
             attention_impl="auto",
             adapter_scale=1.0,
         )
-        return nn.scan(
-            Block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]
-            length=self.num_layers,
-        )(spec)
+        return block_stack(spec, self.num_layers)
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class _TextTower(nn.Module):
         places = self.param("position_embed", init, (self.spec.max_seq_len, tower.emb_features))
         x = jnp.take(table, tokens, axis=0) + places[: tokens.shape[1]]
         # Causal: what stands behind the end token is never seen from it.
-        x, _ = tower.layers()(x, None, None)
+        x, _ = tower.layers()(x, Sight(None, None), None)
         x = LayerNorm(tower.norm_epsilon, name="final_norm")(x)
         pooled = x[jnp.arange(len(x)), ends]
         return Dense((self.spec.features,), name="projection")(pooled)
@@ -147,7 +143,7 @@ class _VisionTower(nn.Module):
         x = jnp.concatenate([first, x.reshape(len(x), side * side, width)], 1) + places
         x = LayerNorm(tower.norm_epsilon, name="first_norm")(x)
         everywhere = jnp.ones((1, 1, x.shape[1], x.shape[1]), bool)
-        x, _ = tower.layers()(x, None, everywhere)
+        x, _ = tower.layers()(x, Sight(None, everywhere), None)
         x = LayerNorm(tower.norm_epsilon, name="final_norm")(x[:, 0])
         return Dense((self.spec.features,), name="projection")(x)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -58,5 +61,33 @@ class LayerNorm(nn.Module):
         return recomputed(normed)(x, scale, bias)
 
 
-NORMS: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
+class OffsetRMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + epsilon) * (1 + scale) over the last axis.
+
+    Source: Gemma's report, arXiv:2403.08295; as in transformers, the product with the scale comes
+    before the cast back to the input's dtype.
+    """
+
+    epsilon: float
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise `x` [..., D]."""
+        scale = self.param("scale", nn.initializers.zeros, (x.shape[-1],), self.param_dtype)
+
+        def normed(x: jax.Array, scale: jax.Array) -> jax.Array:
+            wide = x.astype(jnp.float32)
+            square = jnp.mean(jnp.square(wide), -1, keepdims=True)
+            wide = wide * jax.lax.rsqrt(square + self.epsilon)
+            return (wide * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
+
+        return recomputed(normed)(x, scale)
+
+
+NORMS: dict[str, Callable[..., Any]] = {
+    "rms": RMSNorm,
+    "rms_offset": OffsetRMSNorm,
+    "layer": LayerNorm,
+}
 """Name to module, as `CausalTransformer.norm` spells it."""

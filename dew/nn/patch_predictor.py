@@ -9,6 +9,7 @@ from flax import linen as nn
 from dew.nn.backbones.vision_transformer import sincos_positions, vision_block
 from dew.nn.dense import INIT_DEVIATION, Dense
 from dew.nn.norms import LayerNorm
+from dew.nn.sight import Sight
 from dew.nn.stack import block_stack, full_mask
 
 
@@ -69,7 +70,7 @@ class PatchPredictor(nn.Module):
         real = jnp.concatenate([real, target_mask != 0], axis=2).reshape(batch * blocks, -1)
         spec = vision_block(self, self.features, self.num_heads, 4 * self.features)
         layers = block_stack(spec, self.num_layers, remat=self.remat)
-        x, _ = layers(x, None, full_mask(x.shape[1], real, None))
+        x, _ = layers(x, Sight(None, full_mask(x.shape[1], real, None)), None)
         x = LayerNorm(self.norm_epsilon, self.param_dtype, name="final_norm")(x[:, -count:])
         return self._dense(self.out_features, "out")(x).reshape(batch, blocks, count, -1)
 

@@ -31,6 +31,8 @@ class Rope:
         truncate: whether yarn's ramp starts and ends at whole dimensions.
         short_factor, long_factor: longrope's divisor of each frequency, within and beyond the
             original context.
+        renewed: whether a text that grows past the original context has its cached keys turned
+            anew, as Phi 3's class in transformers does (`longrope`).
         low_freq_factor, high_freq_factor: llama3's band of interpolated wavelengths.
     """
 
@@ -48,6 +50,7 @@ class Rope:
     long_factor: tuple[float, ...] = ()
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    renewed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a kind that is not computed here."""
@@ -90,10 +93,16 @@ def angles(
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turn the two halves of each head of `x` [B, L, H, K] by `angles`' cos and sin."""
-    first, second = jnp.split(x, 2, axis=-1)
+    """Turn the two halves of each head of `x` [B, L, H, K] by `angles`' cos and sin.
+
+    Angles of fewer than K features turn the first of them and leave the rest.
+    """
+    features = 2 * cos.shape[-1]
+    turned, left = x[..., :features], x[..., features:]
+    first, second = jnp.split(turned, 2, axis=-1)
     cos, sin = cos[:, :, None, :].astype(x.dtype), sin[:, :, None, :].astype(x.dtype)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate([*parts, left] if left.shape[-1] else parts, axis=-1)
 
 
 def frequencies(rope: Rope, features: int, max_seq_len: int) -> np.ndarray:

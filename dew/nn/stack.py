@@ -12,7 +12,9 @@ from dew.nn.block import Block, BlockSpec
 
 
 def block_stack(spec: BlockSpec, layers: int, *, remat: bool = False) -> Any:
-    """Return a module that runs `layers` blocks of `spec`; called as `Block` is.
+    """Return a module that runs `layers` blocks of `spec`, called as in `layers(x, sight, kinds)`.
+
+    `kinds` is `sight.kind`; see `Block`.
 
     Args:
         spec: the sizes of each.
@@ -24,7 +26,7 @@ def block_stack(spec: BlockSpec, layers: int, *, remat: bool = False) -> Any:
         block,
         variable_axes={"params": 0, "lora": 0},
         split_rngs={"params": True},
-        in_axes=nn.broadcast,  # pyright: ignore[reportArgumentType]
+        in_axes=(nn.broadcast, 0),  # pyright: ignore[reportArgumentType]
         length=layers,
     )(spec)
 

@@ -83,7 +83,8 @@ class LMObjective(Objective):
         hidden, table = self._hidden(variables, batch)
         rows = hidden.reshape(-1, hidden.shape[-1])
         flat = weights.reshape(-1)
-        total = total_loss(rows, table, targets.reshape(-1), flat, self._chunk(len(rows)))
+        chunk, cap = self._chunk(len(rows)), self.model.logit_cap
+        total = total_loss(rows, table, targets.reshape(-1), flat, chunk, cap)
         return Ratio(jnp.asarray(total), jnp.sum(flat))
 
     def evaluate(
@@ -93,7 +94,8 @@ class LMObjective(Objective):
         targets, weights = target_weights(batch)
         hidden, table = self._hidden(variables, batch)
         rows = hidden.reshape(-1, hidden.shape[-1])
-        losses = token_losses(rows, table, targets.reshape(-1), chunk=self._chunk(len(rows)))
+        chunk, cap = self._chunk(len(rows)), self.model.logit_cap
+        losses = token_losses(rows, table, targets.reshape(-1), chunk=chunk, cap=cap)
         return TokenScores(losses.reshape(targets.shape), weights)
 
     def preview(

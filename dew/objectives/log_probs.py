@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dew.nn.attention import capped
 from dew.sampling.text import Rules, filtered
 from dew.typing import Variables
 
@@ -54,13 +55,19 @@ def token_log_probs(
     rows = hidden.reshape(-1, hidden.shape[-1])
     targets = tokens[:, 1:].reshape(-1)
     size = chunk or max(1, LOGIT_BYTES // (4 * table.shape[0]))
-    scores = _scores(rows, table.astype(rows.dtype), targets, rules, min(size, len(rows)))
+    table = table.astype(rows.dtype)
+    scores = _scores(rows, table, targets, rules, min(size, len(rows)), model.logit_cap)
     shape = tokens[:, 1:].shape
     return TokenLogProbs(*(part.reshape(shape) for part in scores))
 
 
 def _scores(
-    rows: jax.Array, table: jax.Array, targets: jax.Array, rules: Rules, chunk: int
+    rows: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    rules: Rules,
+    chunk: int,
+    cap: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     count = len(rows)
     extra = -count % chunk
@@ -69,6 +76,7 @@ def _scores(
 
     def one(_: None, part: tuple[jax.Array, jax.Array]):
         logits = jnp.einsum("nd,vd->nv", part[0], table, preferred_element_type=jnp.float32)
+        logits = logits if cap is None else capped(logits, cap)
         plain = jax.nn.log_softmax(filtered(logits, Rules(temperature=rules.temperature)))
         drawn = plain
         if rules.top_k is not None or rules.top_p is not None or rules.min_p is not None:

@@ -7,9 +7,16 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from dew.nn.attention import capped
+
 
 def token_losses(
-    hidden: jax.Array, table: jax.Array, targets: jax.Array, *, chunk: int
+    hidden: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    *,
+    chunk: int,
+    cap: float | None = None,
 ) -> jax.Array:
     """Return -log softmax(hidden tableᵀ) at each target.
 
@@ -18,6 +25,7 @@ def token_losses(
         table: [V, D].
         targets: int32 [N], in [0, V).
         chunk: tokens whose logits exist at one time, so that memory is chunk * V floats.
+        cap: c of c tanh(logit / c), or None.
 
     Returns:
         float32 [N], in nats.
@@ -25,15 +33,20 @@ def token_losses(
     (hidden, targets), count = _padded((hidden, targets), chunk)
 
     def one(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-        return None, _losses(_logits(part[0], table), part[1])
+        return None, _losses(_logits(part[0], table, cap), part[1])
 
     _, losses = jax.lax.scan(one, None, (hidden, targets))
     return losses.reshape(-1)[:count]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def total_loss(
-    hidden: jax.Array, table: jax.Array, targets: jax.Array, weights: jax.Array, chunk: int
+    hidden: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    chunk: int,
+    cap: float | None = None,
 ) -> jax.Array:
     """Return sum(weights * token_losses), a float32 scalar, differentiable in hidden and table.
 
@@ -44,19 +57,19 @@ def total_loss(
     (hidden, targets, weights), _ = _padded((hidden, targets, weights), chunk)
 
     def one(total: jax.Array, part: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        losses = _losses(_logits(part[0], table), part[1])
+        losses = _losses(_logits(part[0], table, cap), part[1])
         return total + _counted(losses, part[2]), None
 
     return jax.lax.scan(one, jnp.zeros((), jnp.float32), (hidden, targets, weights))[0]
 
 
-def _forward(hidden, table, targets, weights, chunk):
+def _forward(hidden, table, targets, weights, chunk, cap):
     (parts, parts_targets, parts_weights), count = _padded((hidden, targets, weights), chunk)
 
     def one(carry, part):
         total, table_gradient = carry
         rows, wanted, weight = part
-        logits = _logits(rows, table)
+        logits = _logits(rows, table, cap)
         peak = jnp.max(logits, axis=-1, keepdims=True)
         exponents = jnp.exp(logits - peak)
         mass = jnp.sum(exponents, axis=-1, keepdims=True)
@@ -64,7 +77,10 @@ def _forward(hidden, table, targets, weights, chunk):
         losses = (jnp.log(mass) + peak - at_target)[:, 0]
         hit = wanted[:, None] == jnp.arange(table.shape[0], dtype=wanted.dtype)
         slope = exponents * jnp.where(weight > 0, weight / mass[:, 0], 0.0)[:, None]
-        slope = (slope - jnp.where(hit, weight[:, None], 0.0)).astype(table.dtype)
+        slope = slope - jnp.where(hit, weight[:, None], 0.0)
+        if cap is not None:
+            slope = slope * (1.0 - jnp.square(logits / cap))
+        slope = slope.astype(table.dtype)
         rows_gradient = slope @ table
         part_gradient = jnp.einsum("nv,nd->vd", slope, rows, preferred_element_type=jnp.float32)
         return (total + _counted(losses, weight), table_gradient + part_gradient), rows_gradient
@@ -76,7 +92,7 @@ def _forward(hidden, table, targets, weights, chunk):
     return total, (rows_gradients, table_gradient.astype(table.dtype))
 
 
-def _backward(chunk, gradients, cotangent):
+def _backward(chunk, cap, gradients, cotangent):
     rows, table = gradients
     return (
         (rows * cotangent).astype(rows.dtype),
@@ -89,8 +105,9 @@ def _backward(chunk, gradients, cotangent):
 total_loss.defvjp(_forward, _backward)
 
 
-def _logits(rows: jax.Array, table: jax.Array) -> jax.Array:
-    return jnp.einsum("nd,vd->nv", rows, table, preferred_element_type=jnp.float32)
+def _logits(rows: jax.Array, table: jax.Array, cap: float | None) -> jax.Array:
+    logits = jnp.einsum("nd,vd->nv", rows, table, preferred_element_type=jnp.float32)
+    return logits if cap is None else capped(logits, cap)
 
 
 def _losses(logits: jax.Array, targets: jax.Array) -> jax.Array:

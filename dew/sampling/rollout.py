@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from dew.errors import InputRefused
 from dew.nn.attention import KVCache, causal_mask
 from dew.nn.block import Block
-from dew.nn.norms import NORMS
 from dew.sampling.text import Rules, draw, filtered
 from dew.typing import Variables
 
@@ -163,14 +162,14 @@ def _prefilled(
     positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
     shape = (*prompts.shape, spec.num_kv_heads, spec.head_features)
     empty = KVCache(jnp.zeros(shape, spec.dtype), jnp.zeros(shape, spec.dtype))
-    turn, allowed = model.turn(positions), causal_mask(real, None)
+    sight = model.sight(positions, causal_mask(real, None))
 
-    def layer(x: jax.Array, parameters: dict):
-        return Block(spec).apply(parameters, x, turn, allowed, empty, 0)
+    def layer(x: jax.Array, part: tuple[dict, Any]):
+        return Block(spec).apply(part[0], x, sight, part[1], empty, 0)
 
     x = model.apply(variables, prompts, positions, method="embedded")
     step: Any = layer
-    x, filled = jax.lax.scan(step, x, stacked)
+    x, filled = jax.lax.scan(step, x, (stacked, sight.kind))
     caches = jax.tree.map(
         lambda part: jnp.pad(part, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))), filled
     )
@@ -181,7 +180,7 @@ def _prefilled(
         positions=jnp.sum(real, axis=1),
         finished=jnp.zeros(len(prompts), bool),
     )
-    return _logits(model, variables, x[:, -1]), state
+    return model.apply(variables, x[:, -1], method="next_logits"), state
 
 
 def _next(
@@ -190,20 +189,13 @@ def _next(
     """Return the logits [N, V] after one more token a row, and the caches that hold it."""
     spec = model.block_spec
     positions = state.positions[:, None]
-    turn, allowed = model.turn(positions), (state.visible != 0)[:, None, None, :]
+    sight = model.sight(positions, (state.visible != 0)[:, None, None, :], slot)
 
-    def layer(x: jax.Array, part: tuple[dict, KVCache]):
-        return Block(spec).apply(part[0], x, turn, allowed, part[1], slot)
+    def layer(x: jax.Array, part: tuple[dict, Any, KVCache]):
+        return Block(spec).apply(part[0], x, sight, part[1], part[2], slot)
 
     x = model.apply(variables, state.tokens[:, None], positions, method="embedded")
-    scanned: Any = (stacked, state.caches)
+    scanned: Any = (stacked, sight.kind, state.caches)
     step: Any = layer
     x, caches = jax.lax.scan(step, x, scanned)
-    return _logits(model, variables, x[:, 0]), caches
-
-
-def _logits(model: Any, variables: Variables, x: jax.Array) -> jax.Array:
-    norm = NORMS[model.norm](model.norm_epsilon, model.param_dtype)
-    hidden: Any = norm.apply({"params": variables["params"]["final_norm"]}, x)
-    table = model.apply(variables, method="head_table").astype(hidden.dtype)
-    return jnp.einsum("nd,vd->nv", hidden, table, preferred_element_type=jnp.float32)
+    return model.apply(variables, x[:, 0], method="next_logits"), caches

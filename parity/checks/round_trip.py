@@ -28,6 +28,9 @@ UNCOMPARED = {
     "quantization_config",
     "unk_token_id",
 }
+# Written for transformers 4 beside what 5 reads; that both mean the same shows in the logits.
+SPELLED_TWICE = {"original_max_position_embeddings", "partial_rotary_factor", "rope_scaling"}
+ROPE = "rope_parameters"
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class RoundTrip:
 
     def inputs(self, subject: Subject, seed: int) -> Tokens:
         """Return the batch whose logits are compared."""
-        return subject.batch(min(12, subject.context), seed)
+        return subject.batch(subject.context, seed)
 
     def ours(self, subject: Subject, inputs: Tokens) -> Reading:
         """Export the checkpoint anew, and return what transformers reads of that."""
@@ -73,7 +76,9 @@ class RoundTrip:
     def compare(self, ours: Reading, reference: Reading) -> Finding:
         """Name every difference."""
         problems = [*ours.complaints, *_tensor_problems(ours.tensors, reference.tensors)]
-        keys = (set(ours.config) | set(reference.config)) - UNCOMPARED
+        keys = (set(ours.config) | set(reference.config)) - UNCOMPARED - {ROPE}
+        keys -= {key for key in SPELLED_TWICE if reference.config.get(key) is None}
+        problems += _rope_problems(ours.config, reference.config)
         problems += [
             f"config {key}: exported {ours.config.get(key)!r:.40}, "
             f"source {reference.config.get(key)!r:.40}"
@@ -85,6 +90,16 @@ class RoundTrip:
         figures = {"tensors": len(reference.tensors), "config_keys": len(keys)}
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         return Finding(not problems, figures, "; ".join(problems[:SHOWN]) + more)
+
+
+def _rope_problems(ours: Mapping[str, Any], source: Mapping[str, Any]) -> list[str]:
+    """Name what the rotary parameters lack: each stands among them or beside them."""
+    theirs, inside = source.get(ROPE) or {}, ours.get(ROPE) or {}
+    return [
+        f"config {ROPE}: exported {inside!r:.60}, source {theirs!r:.60}"
+        for key, value in theirs.items()
+        if not _same_value(inside.get(key, ours.get(key)), value)
+    ]
 
 
 def _same_value(one: Any, other: Any) -> bool:

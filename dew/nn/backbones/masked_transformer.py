@@ -14,6 +14,7 @@ from dew.nn.block import BlockSpec
 from dew.nn.constraint import constrained
 from dew.nn.norms import NORMS
 from dew.nn.rotary import Rope, angles
+from dew.nn.sight import Sight
 from dew.nn.stack import block_stack, full_mask
 
 
@@ -149,7 +150,7 @@ class MaskedTransformer(nn.Module):
             head = self.emb_features // self.num_heads
             turn = angles(self.rope, positions, features=head, max_seq_len=self.max_seq_len)
         x = constrained(x, "batch", "length", None)
-        x, _ = self.layers(x, turn, full_mask(length, mask, segments))
+        x, _ = self.layers(x, Sight(turn, full_mask(length, mask, segments)), None)
         return self.final_norm(x), self.head_table()
 
     def head_table(self) -> jax.Array:

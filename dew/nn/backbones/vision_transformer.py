@@ -12,6 +12,7 @@ from dew.nn.block import BlockSpec
 from dew.nn.constraint import constrained
 from dew.nn.dense import INIT_DEVIATION, Dense
 from dew.nn.norms import LayerNorm
+from dew.nn.sight import Sight
 from dew.nn.stack import block_stack, full_mask
 
 
@@ -84,7 +85,7 @@ class VisionTransformer(nn.Module):
         x = constrained(x, "batch", "length", None)
         spec = vision_block(self, self.emb_features, self.num_heads, self.mlp_features)
         layers = block_stack(spec, self.num_layers, remat=self.remat)
-        x, _ = layers(x, None, full_mask(x.shape[1], mask, None))
+        x, _ = layers(x, Sight(None, full_mask(x.shape[1], mask, None)), None)
         return LayerNorm(self.norm_epsilon, self.param_dtype, name="final_norm")(x)
 
     def _places(self) -> jax.Array:

@@ -1,0 +1,1 @@
+"""Sound as the speech models read it, without torch."""

@@ -1,0 +1,1 @@
+"""Images as the vision models read them, without torch."""
