@@ -15,6 +15,7 @@ from dew.errors import InputRefused, UnknownName, nearest, shown
 NATIVE = """
 gpt2 gpt_neox opt llama mistral mixtral qwen2 qwen3 qwen3_moe gemma gemma2 gemma3_text phi3 olmo2
 smollm3 granite
+t5 bart marian
 bert roberta xlm-roberta distilbert mpnet electra modernbert deberta-v2
 """
 FAMILIES = {name: f"bridges.families.{name.replace('-', '_')}" for name in NATIVE.split()}
@@ -68,6 +69,7 @@ class Family:
         ignored: regular expressions of tensors that hold no weights.
         exported: the config to the keys that an export writes over it, for readers that spell
             them otherwise.
+        answers: whether an encoder reads the prompts and a decoder answers.
         conv1d: whether kernels lie as [inputs, outputs], which PEFT calls fan_in_fan_out.
     """
 
@@ -87,6 +89,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     exported: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: {}
     conv1d: bool = False
+    answers: bool = False
 
 
 TASK_HEADS = {

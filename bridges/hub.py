@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from bridges.assets import cache_directory
-from bridges.files.regular_file import shown_path
+from bridges.files.regular_file import open_regular, shown_path
 from dew.errors import InputRefused, listed, shown
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
@@ -103,11 +103,7 @@ def check_snapshot(folder: Path) -> None:
         problem = None if _is_noted(blob) else _blob_problem(blob)
         if problem is None:
             continue
-        aside = blob.with_name(f"{blob.name}.damaged")
-        os.replace(blob.resolve(), aside)
-        if blob.is_symlink():  # into the store that all repositories share
-            blob.unlink()
-        problems.append(f"{entry.name}: {problem}; set aside as {shown_path(aside)}")
+        problems.append(f"{entry.name}: {problem}; {_set_aside(blob)}")
     if problems:
         raise InputRefused(
             listed(
@@ -116,6 +112,18 @@ def check_snapshot(folder: Path) -> None:
                 problems,
             )
         )
+
+
+def _set_aside(blob: Path) -> str:
+    """Take a file out of the cache's way, and say where it is."""
+    aside = blob.with_name(f"{blob.name}.damaged")
+    try:
+        os.replace(blob.resolve(), aside)
+        if blob.is_symlink():  # into the store that all repositories share
+            blob.unlink()
+    except OSError as error:
+        return f"it cannot be set aside ({error.strerror}), so delete {shown_path(blob)}"
+    return f"set aside as {shown_path(aside)}"
 
 
 def _blob_problem(blob: Path) -> str | None:
@@ -127,7 +135,7 @@ def _blob_problem(blob: Path) -> str | None:
         digest.update(b"blob %d\0" % blob.stat().st_size)
     else:
         return None  # another server's names say nothing
-    with blob.open("rb") as file:
+    with open_regular(blob) as file:
         while block := file.read(CHUNK_BYTES):
             digest.update(block)
     found = digest.hexdigest()

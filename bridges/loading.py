@@ -271,7 +271,7 @@ def _model(
 
     def read(keys: Keys) -> Any:
         read_quantization(keys)
-        keys.only("is_encoder_decoder", False)
+        keys.only("is_encoder_decoder", family.answers)
         keys.only("add_cross_attention", False)
         keys.only("chunk_size_feed_forward", 0)
         keys.only("pruned_heads", {})

@@ -354,7 +354,8 @@ def inputs_by_name(
 
 def first_output(outputs: Mapping[str, Any]) -> Any:
     """Return a model's logits, or its first output where it has none."""
-    return outputs["logits"] if "logits" in outputs else next(iter(outputs.values()))
+    named = [name for name in ("logits", "start_logits", "last_hidden_state") if name in outputs]
+    return outputs[named[0]] if named else next(iter(outputs.values()))
 
 
 def _token_losses(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:

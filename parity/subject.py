@@ -1,8 +1,8 @@
 """The subject of a check: one checkpoint, as dew loads it and as transformers does.
 
-A traced model is checked as its native siblings are: its losses are those of the next token where
-it has logits by token, and the mean squares of its first output where it has not: by token, or by
-row where that is all there is.
+The losses of a model that is no native causal one are those of the next token where it has logits
+by token, and the mean squares of its first output where it has not: by token, or by row where that
+is all there is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Subject:
 
         Dynamic rotary scaling only shows past the trained context, so there it is passed.
         """
-        if self.traced:
+        if not self.packs:
             return min(LONGEST, self.longest)
         limit = self.bundle.model.position_limit
         return min(LONGEST, limit if limit is not None else 3 * self.bundle.model.max_seq_len // 2)
@@ -60,11 +60,16 @@ class Subject:
         return isinstance(self.bundle, TracedBundle)
 
     @property
+    def packs(self) -> bool:
+        """Whether the model is a native causal one, which takes documents packed into rows."""
+        return not self.traced and "text-generation" in self.bundle.tasks
+
+    @property
     def longest(self) -> int:
         """How many tokens the model was made for."""
-        if not self.traced:
+        if self.packs:
             return self.bundle.model.max_seq_len
-        limit = self.bundle.position_limit
+        limit = (self.bundle if self.traced else self.bundle.model).position_limit
         return UNLIMITED if limit is None else limit
 
     @property
@@ -77,20 +82,25 @@ class Subject:
 
     def given(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
         """Return the model's inputs for a batch [N, L]; positions count the real tokens."""
-        if not self.traced:
+        if self.packs:
             return {"input_ids": input_ids, "attention_mask": attention_mask}
         positions = (attention_mask.cumsum(-1) - 1).clip(0)
-        return self.bundle.taken(
-            **inputs_by_name(input_ids, attention_mask, positions, self.bundle.config)
-        )
+        named = inputs_by_name(input_ids, attention_mask, positions, self.bundle.config)
+        return {name: value for name, value in named.items() if name in self.input_names}
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the model's inputs."""
+        return tuple(self.bundle.stored["inputs"] if self.traced else self.bundle.model.input_names)
 
     def why_not(self, check: str) -> str:
         """Return why a check cannot be asked of this subject, or nothing."""
         if check == "tokenizer" and self.bundle.processor is None:
             return "the checkpoint has no tokenizer"
-        if check == "perplexity" and not self.bundle.tasks:
+        if check == "perplexity" and "text-generation" not in self.bundle.tasks:
             return f"{self.bundle.family} is no causal language model"
-        if check == "greedy" and self.traced and not self.bundle.stored["generates"]:
+        writes = {"text-generation", "text2text-generation"} & set(self.bundle.tasks)
+        if check == "greedy" and not (self.bundle.stored["generates"] if self.traced else writes):
             return f"{self.bundle.family} has no generate in transformers either"
         return ""
 
@@ -160,10 +170,10 @@ def load_subject(source: str | Path, *, name: str | None = None, text: str = TEX
     path = Path(source)
     bundle = bridges.load(str(path), dtype="float32", param_dtype="float32", strict=True)
     subject = Subject(name or path.name, path, bundle, Checkpoint(path), text)
-    if subject.traced and "input_ids" not in bundle.stored["inputs"]:
+    if "input_ids" not in subject.input_names:
         raise InputRefused(
             f"parity checks models of text; {bundle.family} takes "
-            f"{', '.join(bundle.stored['inputs'][:3])} and no input_ids"
+            f"{', '.join(subject.input_names[:3])} and no input_ids"
         )
-    subject.checkpoint.own_class = subject.traced
+    subject.checkpoint.own_class = not subject.packs
     return subject

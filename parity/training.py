@@ -16,9 +16,9 @@ from parity.subject import Subject
 def training_batch(subject: Subject, documents: Documents) -> dict[str, np.ndarray]:
     """Return documents as the batch that the subject's objective takes.
 
-    A native model gets them packed, two to a row; a traced one each in a row of its own.
+    A native causal model gets them packed, two to a row; others each in a row of its own.
     """
-    if not subject.traced:
+    if subject.packs:
         return packed(documents)
     rows = single_rows(documents)
     return {"text": rows.input_ids, "segments": rows.attention_mask}
@@ -35,7 +35,7 @@ def language_objective(subject: Subject, length: int) -> Objective:
 
 
 def _objective(subject: Subject, batch: Mapping[str, np.ndarray]) -> Objective:
-    if subject.traced and not subject.bundle.tasks:
+    if "text-generation" not in subject.bundle.tasks:
         return _AnyOutput(subject)
     return language_objective(subject, batch["text"].shape[1] - 1)
 

@@ -208,6 +208,19 @@ def test_what_is_no_sound_is_refused(sound, rate, words):
         Waveform()(sound, sampling_rate=rate)
 
 
+def test_a_small_file_of_very_many_samples_is_refused_from_its_header(tmp_path):
+    # Silence costs FLAC next to nothing: the header is changed to 20 minutes of 8 channels at
+    # 96 kHz (RFC 9639, section 8.2: 36 bits of samples before the MD5).
+    soundfile.write(tmp_path / "x.flac", np.zeros((4096, 8)), 96_000, format="FLAC")
+    data = bytearray((tmp_path / "x.flac").read_bytes())
+    frames = 1200 * 96_000
+    data[21] = data[21] & 0xF0 | frames >> 32
+    data[22:26] = struct.pack(">I", frames & 0xFFFFFFFF)
+    (tmp_path / "x.flac").write_bytes(data)
+    with pytest.raises(InputRefused, match=r"115200000 samples of 8 channels are more than"):
+        read_sound(tmp_path / "x.flac", RATE)
+
+
 def test_without_the_extra_the_message_says_how_to_get_it(monkeypatch, tmp_path):
     (tmp_path / "x.wav").write_bytes(wav())
     monkeypatch.setitem(sys.modules, "soxr", None)
@@ -229,6 +242,16 @@ def test_without_the_extra_the_message_says_how_to_get_it(monkeypatch, tmp_path)
 def test_settings_that_are_not_computed_are_refused_by_name(settings, words, tmp_path):
     with pytest.raises(InputRefused, match=words):
         reader(tmp_path, settings)
+
+
+def test_what_whispers_own_repositories_carry_is_read_and_other_keys_are_named(tmp_path, recwarn):
+    # openai/whisper-tiny's file also lists the filters themselves.
+    settings = {"feature_extractor_type": "WhisperFeatureExtractor", "mel_filters": [[0.0]]}
+    settings |= {"n_samples": 480_000, "nb_max_frames": 3000, "return_attention_mask": False}
+    assert isinstance(reader(tmp_path, settings), LogMel)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="feature extractor.*(?s:.*)preemphasis"):
+        reader(tmp_path, settings | {"preemphasis": 0.9})
 
 
 def test_a_tokenizer_and_a_feature_extractor_are_one_processor(tokenizer_folder, tmp_path):

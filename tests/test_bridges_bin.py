@@ -10,8 +10,10 @@ import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import bad_files as files
+import jax
 import numpy as np
 import pytest
 import torch
@@ -87,6 +89,18 @@ def test_every_tensor_has_the_bytes_that_torch_load_gives(layout, protocol, tmp_
         assert array.tobytes() == raw(tensor), name
         ours.release(name)
         assert array.tobytes() == raw(tensor), name
+
+
+@pytest.mark.parametrize("name", ["vgg", "alex", "squeeze"])
+def test_files_that_others_saved_years_ago_are_read(name):
+    # The LPIPS heads in torchmetrics: the older layout, saved from a GPU.
+    import torchmetrics
+
+    folder = Path(torchmetrics.__file__).parent / "functional/image/lpips_models"
+    theirs = torch.load(folder / f"{name}.pth", weights_only=True, map_location="cpu")
+    ours = open_bin(folder / f"{name}.pth")
+    assert ours.names() == list(theirs)
+    assert all(ours.read(name).tobytes() == raw(theirs[name]) for name in theirs)
 
 
 def test_a_tensor_in_order_is_a_view_of_the_file_and_read_only(tmp_path):
@@ -316,6 +330,30 @@ def test_a_checkpoint_of_bin_files_computes_what_its_safetensors_do(tmp_path):
     exported = {path.name for path in (tmp_path / "out").iterdir()}
     assert "model.safetensors" in exported
     assert not any(name.endswith(".bin") for name in exported)
+
+
+def test_an_adapter_of_peft_in_a_bin_file_is_the_one_of_its_safetensors(tmp_path):
+    files.gpt2(tmp_path / "base")
+    module = "base_model.model.transformer.h.0.attn.c_attn"
+    generator = np.random.default_rng(0)
+    tensors = {
+        f"{module}.lora_A.weight": generator.normal(size=(2, 8)).astype(np.float32),
+        f"{module}.lora_B.weight": generator.normal(size=(24, 2)).astype(np.float32),
+    }
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["c_attn"]}
+    found = {}
+    for kind in ("bin", "safetensors"):
+        folder = tmp_path / kind
+        files.write(folder, "adapter_config.json", settings | {"fan_in_fan_out": True})
+        if kind == "bin":
+            stored = {name: torch.from_numpy(array) for name, array in tensors.items()}
+            save(stored, folder / "adapter_model.bin", "zip")
+        else:
+            save_file(tensors, folder / "adapter_model.safetensors")
+        adapted = bridges.load_adapter(bridges.load(tmp_path / "base"), folder)
+        found[kind] = adapted.variables["lora"]
+    pairs = zip(*map(jax.tree.leaves, found.values()), strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs)
 
 
 def split(folder, tensors):

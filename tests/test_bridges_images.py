@@ -6,8 +6,10 @@ import json
 
 import numpy as np
 import pytest
+from helpers import write_llama
 from PIL import Image
 
+import bridges
 from bridges.processing import JointProcessor, read_image_processor, read_processor
 from bridges.vision.image_processor import ImageProcessor
 from dew.errors import InputRefused
@@ -242,6 +244,20 @@ def test_version_5_keeps_the_settings_within_the_processor(tokenizer_folder, tmp
     assert found.encode("rain") == found.tokenizer.encode("rain")
     assert found.files["processor_config.json"] == data
     assert "tokenizer.json" in found.files
+
+
+def test_a_bundle_carries_its_image_processor_and_exports_it(tmp_path):
+    source = write_llama(tmp_path / "source")
+    settings = {"image_processor_type": "CLIPImageProcessor", "size": 24, "crop_size": 24}
+    data = json.dumps(settings).encode()
+    (source / "preprocessor_config.json").write_bytes(data)
+    bundle = bridges.load(source)
+    pixels = bundle.processor.images(picture(40, 60))["pixel_values"]
+    assert pixels.shape == (1, 3, 24, 24)
+    bridges.export(bundle, tmp_path / "out")
+    assert (tmp_path / "out/preprocessor_config.json").read_bytes() == data
+    (source / "tokenizer.json").unlink()
+    assert isinstance(bridges.load(source).processor, ImageProcessor)
 
 
 def test_a_tokenizer_alone_is_the_processor_itself(tokenizer_folder):

@@ -299,3 +299,16 @@ def test_a_quantised_llama_computes_what_its_plain_weights_do_and_exports_them(t
     assert sorted(again.names()) == sorted(plain)
     for name, array in plain.items():
         np.testing.assert_array_equal(again.read(name), array)
+
+
+def test_an_fp8_weight_whose_scale_no_config_explains_is_refused(tmp_path):
+    # Case P004: never the bare 8-bit numbers.
+    config = llama_config()
+    tensors = llama_tensors(config)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = tensors[name].astype(ml_dtypes.float8_e4m3fn)
+    tensors[name + "_scale"] = np.ones(1, np.float32)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(InputRefused, match=rf"left over +{name}_scale"):
+        bridges.load(tmp_path)

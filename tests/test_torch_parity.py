@@ -33,7 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention_types": [[["global", "local"], 1]],
         "window_size": 5,
     },
-    "BertForMaskedLM": {
+    "ErnieForMaskedLM": {
         "vocab_size": 97,
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -42,7 +42,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32,
     },
     "BloomForCausalLM": {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "T5ForConditionalGeneration": {
+    "MT5ForConditionalGeneration": {
         "vocab_size": 97,
         "d_model": 32,
         "d_kv": 8,
@@ -51,7 +51,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_heads": 4,
         "decoder_start_token_id": 0,
     },
-    "BertModel": {
+    "ErnieModel": {
         "vocab_size": 97,
         "hidden_size": 32,
         "num_hidden_layers": 1,
@@ -107,14 +107,14 @@ def test_a_traced_causal_model_passes(subjects, check):
 
 @pytest.mark.parametrize("check", LOOKING)
 def test_a_traced_encoder_passes(subjects, check):
-    verdict = judge(load_check(check), subjects("BertForMaskedLM"), seed=0)
+    verdict = judge(load_check(check), subjects("ErnieForMaskedLM"), seed=0)
     assert verdict.passed, verdict
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", [*LOOKING, "update"])
 @pytest.mark.parametrize(
-    "architecture", ["BloomForCausalLM", "T5ForConditionalGeneration", "BertModel"]
+    "architecture", ["BloomForCausalLM", "MT5ForConditionalGeneration", "ErnieModel"]
 )
 def test_other_traced_models_pass(subjects, architecture, check):
     verdict = judge(load_check(check), subjects(architecture), seed=0)
@@ -122,7 +122,7 @@ def test_other_traced_models_pass(subjects, architecture, check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["GPTNeoForCausalLM", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize("architecture", ["GPTNeoForCausalLM", "MT5ForConditionalGeneration"])
 def test_greedy_tokens_of_traced_models_are_transformers(subjects, architecture):
     verdict = judge(load_check("greedy"), subjects(architecture), seed=0)
     assert verdict.passed, verdict
@@ -155,10 +155,10 @@ def test_a_changed_weight_fails_every_check_that_sees_it(subjects):
 
 
 def test_checks_that_do_not_fit_are_left_out_with_their_reason(subjects):
-    subject = subjects("BertForMaskedLM")
+    subject = subjects("ErnieForMaskedLM")
     assert subject.why_not("tokenizer") == "the checkpoint has no tokenizer"
-    assert subject.why_not("greedy") == "bert has no generate in transformers either"
-    assert subject.why_not("perplexity") == "bert is no causal language model"
+    assert subject.why_not("greedy") == "ernie has no generate in transformers either"
+    assert subject.why_not("perplexity") == "ernie is no causal language model"
     assert [name for name in CHECKS if not subject.why_not(name)] == [
         *LOOKING[:3],
         "update",
@@ -168,7 +168,7 @@ def test_checks_that_do_not_fit_are_left_out_with_their_reason(subjects):
 
 @pytest.mark.slow
 def test_certify_writes_verdicts_and_what_was_left_out(subjects):
-    subject = subjects("BertForMaskedLM")
+    subject = subjects("ErnieForMaskedLM")
     verdicts = certify(subject.source)
     assert all(verdict.passed for verdict in verdicts)
     report = json.loads((subject.source / "parity.json").read_text())
@@ -189,14 +189,14 @@ def test_models_that_read_no_text_are_refused(tmp_path):
 
 
 def test_a_task_that_a_traced_model_does_not_do_is_refused(subjects):
-    bundle = subjects("BertForMaskedLM").bundle
-    wanted = r"'BertForMaskedLM' \(bert\) does not do text-generation; it is fit for none of"
+    bundle = subjects("ErnieForMaskedLM").bundle
+    wanted = r"'ErnieForMaskedLM' \(ernie\) does not do text-generation; it is fit for none of"
     for call in (
         lambda: dew.pipeline(bundle),
         lambda: dew.pipeline("text-generation", model=bundle),
-        lambda: dew.pipeline(str(subjects("BertForMaskedLM").source)),
+        lambda: dew.pipeline(str(subjects("ErnieForMaskedLM").source)),
     ):
         with pytest.raises(InputRefused, match=wanted):
             call()
     assert subjects("GPTNeoForCausalLM").bundle.tasks == ("text-generation",)
-    assert bridges.load(str(subjects("BertForMaskedLM").source)).tasks == ()
+    assert bridges.load(str(subjects("ErnieForMaskedLM").source)).tasks == ()

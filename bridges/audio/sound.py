@@ -17,6 +17,8 @@ from dew.errors import InputRefused, shown
 
 FORMATS = ("WAV", "FLAC", "OGG", "AIFF", "MP3", "WAVEX", "RF64")
 SECONDS_LIMIT = 3600.0
+SAMPLES_LIMIT = 1 << 29
+"""The most samples of all channels that are decoded: an hour of 48 kHz stereo is 0.64 of it."""
 LOWEST_RATE, HIGHEST_RATE = 1_000, 768_000
 BLOCK = 1 << 16
 # How libsndfile's log tells that a WAV's data ends before its header says.
@@ -37,8 +39,9 @@ def read_sound(
         float32 [samples], full scale at 1.
 
     Raises:
-        InputRefused: no such file, another format, cut off, longer than the limit, a rate outside
-            1,000 to 768,000, samples that are not finite, or no soundfile to read it with.
+        InputRefused: no such file, another format, cut off, longer than the limit, more than 2^29
+            samples of all channels, a rate outside 1,000 to 768,000, samples that are not finite,
+            or no soundfile to read it with.
 
     Source: libsndfile by soundfile 0.14, resampled by soxr 1.1 at its high quality.
     """
@@ -138,6 +141,12 @@ def _check_header(sound: Any, where: str, seconds_limit: float) -> None:
             f"{where}: {frames} samples at {rate} a second are {frames / rate:.0f} s. Expected "
             f"more than 0 and at most {seconds_limit:.0f} s; cut it into parts."
         )
+    if frames * sound.channels > SAMPLES_LIMIT:
+        raise InputRefused(
+            f"{where}: {frames} samples of {sound.channels} channels are more than "
+            f"{SAMPLES_LIMIT}. Resample it to {LOWEST_RATE} to 48000 a second, or cut it into "
+            "parts."
+        )
     claim = CLAIM.search(sound.extra_info)
     if claim is not None:
         warnings.warn(
@@ -149,10 +158,10 @@ def _check_header(sound: Any, where: str, seconds_limit: float) -> None:
 
 def _blocks(sound: Any, where: str) -> Iterator[NDArray[np.float32]]:
     """Yield the mean of the channels, a block at a time."""
-    found = 0
+    found, frames = 0, max(BLOCK // sound.channels, 1)
     while True:
         try:
-            block = sound.read(BLOCK, dtype="float32", always_2d=True)
+            block = sound.read(frames, dtype="float32", always_2d=True)
         except Exception as error:  # each decoder has errors of its own
             raise InputRefused(
                 f"{where}: cannot be decoded ({_words(error)}). Cut off or broken? Expected a "

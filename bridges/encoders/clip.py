@@ -19,14 +19,15 @@ from bridges.files.regular_file import contained, shown_path
 from bridges.files.tensors import Tensors, open_tensors
 from bridges.hub import resolve
 from bridges.moves import KEEP, TRANSPOSE, Move, merge_heads, split_bias, split_heads
+from bridges.processing import read_image_processor
 from bridges.table import Row, into_tree
-from dew.errors import InputRefused, WeightMismatch
+from bridges.vision.image_settings import Size
+from dew.errors import InputRefused, WeightMismatch, shown
 from dew.nn.clip import ClipEncoder, ClipModel, ClipSpec, ImageInput, TowerSpec
 
 BUFFERS = ("text_model.embeddings.position_ids", "vision_model.embeddings.position_ids")
 PATCHES = Move(into=lambda w: w.transpose(2, 3, 1, 0), out=lambda k: k.transpose(3, 2, 0, 1))
 """A torch Conv2d [outputs, inputs, rows, columns] to dew [rows, columns, inputs, outputs]."""
-BICUBIC = 3
 
 
 def load_clip(source: str | os.PathLike[str], *, overlong: str = "end_token") -> ClipEncoder:
@@ -56,7 +57,7 @@ def load_clip(source: str | os.PathLike[str], *, overlong: str = "end_token") ->
         spec,
         {"params": params},
         tokenizer,
-        _image_input(folder, spec),
+        _image_input(folder, config, spec),
         end_token=tokenizer.eos_token_ids[0],
         overlong=overlong,
     )
@@ -146,52 +147,29 @@ def _shapes(spec: ClipSpec) -> Mapping[str, Any]:
     return jax.eval_shape(ClipModel(spec).init, jax.random.key(0), tokens, ends, images)["params"]
 
 
-def _image_input(folder: Path, spec: ClipSpec) -> ImageInput:
+def _image_input(folder: Path, config: Mapping[str, Any], spec: ClipSpec) -> ImageInput:
     """Return the image settings; those of OpenAI's CLIP where the folder has none."""
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if os.path.lexists(folder / name):
-            found = Keys(read_json(contained(folder, name)), shown_path(folder / name))
-            keys = found.section("image_processor") if "image_processor" in found else found
-            break
-    else:
+    processor = read_image_processor(folder, config)
+    if processor is None:
         return ImageInput(shortest_edge=spec.image_size, crop=spec.image_size)
-    for step in ("do_resize", "do_center_crop", "do_rescale", "do_normalize"):
-        keys.only(step, True)
-    keys.only("resample", BICUBIC)
-    keys.only("rescale_factor", 1 / 255)
-    edge, crop = _side(keys, "size", "shortest_edge"), _side(keys, "crop_size", "height")
-    edge, crop = edge or spec.image_size, crop or spec.image_size
-    if crop != spec.image_size or crop > edge:
+    settings, where = processor.settings, shown_path(folder)
+    size, side = settings.size or Size(), spec.image_size
+    square = (side, side)
+    shorter = size.shortest_edge or 0
+    if size.longest_edge is not None or settings.crop != square or shorter < side:
         raise InputRefused(
-            f"{keys.where}: crops of {crop} from a shorter side of {edge}; the model reads squares "
-            f"of {spec.image_size}, cut from at least as much"
+            f"{where}: images are brought to {size} and cut to {settings.crop}. The model reads "
+            f"squares of {side}, cut from a shorter side of at least as much"
         )
-    default = ImageInput()
-    return ImageInput(
-        edge,
-        crop,
-        mean=_channels(keys, "image_mean", default.mean),
-        deviation=_channels(keys, "image_std", default.deviation),
-    )
-
-
-def _side(keys: Keys, key: str, name: str) -> int | None:
-    if isinstance(keys.values.get(key), int):  # how older processors wrote it
-        return keys.integer(key)
-    section = keys.section(key)
-    side = section.integer(name, None)
-    if name == "height" and section.integer("width", side) != side:
-        keys.refuse(key, "expected a square")
-    if side is None and section.values:
-        keys.refuse(key, f"expected a number or an object with {name}")
-    return side
-
-
-def _channels(keys: Keys, key: str, default: tuple) -> tuple[float, float, float]:
-    values = keys.numbers(key) or default
-    if len(values) != 3 or (key == "image_std" and min(values) <= 0):
-        keys.refuse(key, "expected three numbers, deviations above 0")
-    return (values[0], values[1], values[2])
+    wanted = {"resample": "bicubic", "scale": 1 / 255}
+    for name, value in wanted.items():
+        if getattr(settings, name) != value:
+            raise InputRefused(
+                f"{where}: {name} of images is {shown(getattr(settings, name))}; CLIP's is {value}"
+            )
+    if settings.mean is None:
+        raise InputRefused(f"{where}: do_normalize of images is false; CLIP's is true")
+    return ImageInput(shorter, side, mean=settings.mean, deviation=settings.deviation)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -47,10 +49,11 @@ def awq_weight(packed: np.ndarray, zeros: np.ndarray, scales: np.ndarray, group:
     Source: AutoAWQ 0.2.9, awq/utils/packing_utils.py (dequantize_gemm) and
         awq/modules/linear/gemm.py (from_linear).
     """
-    order = np.argsort(AWQ_ORDER)
-    weight, offsets = (_unpacked(words, 4)[..., order] for words in (packed, zeros))
-    weight, offsets = (part.reshape(len(part), -1) for part in (weight, offsets))
-    return _scaled(weight, offsets, scales, np.arange(len(weight)) // group)
+    weight, offsets = (
+        _unpacked(words[..., None], 4, AWQ_ORDER, axis=2).reshape(len(words), -1)
+        for words in (packed, zeros)
+    )
+    return _scaled(weight, offsets, scales, group, None)
 
 
 def gptq_weight(
@@ -84,31 +87,57 @@ def gptq_weight(
     Source: AutoGPTQ 0.7.1, auto_gptq/nn_modules/qlinear/qlinear_cuda.py (pack and forward), and
         GPTQModel's gptq_v2, whose zeros are not shifted.
     """
-    count = len(scales)
-    weight = np.moveaxis(_unpacked(packed, bits), 2, 1).reshape(-1, packed.shape[1])
-    offsets = _unpacked(zeros, bits).reshape(count, -1)
+    count, order = len(scales), range(32 // bits)
+    weight = _unpacked(packed[:, None], bits, order, axis=1).reshape(-1, packed.shape[1])
+    offsets = _unpacked(zeros[..., None], bits, order, axis=2).reshape(count, -1)
     if shifted:
-        offsets = (offsets + 1) & ((1 << bits) - 1)
-    if groups is None:
-        groups = np.arange(len(weight)) // group
-    elif groups.size and (groups.min() < 0 or groups.max() >= count):
+        offsets = (offsets + 1) % (1 << bits)
+    if groups is not None and groups.size and (groups.min() < 0 or groups.max() >= count):
         raise ValueError(
             f"g_idx holds groups from {groups.min()} to {groups.max()}, of which there are {count}"
         )
-    return _scaled(weight, offsets, scales, groups)
+    return _scaled(weight, offsets, scales, group, groups)
 
 
-def _unpacked(words: np.ndarray, bits: int) -> np.ndarray:
-    """Return the unsigned numbers of 32-bit words, lowest bits first, on a new last axis."""
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    numbers = words.view(np.uint32)[..., None] >> shifts
-    return (numbers & np.uint32((1 << bits) - 1)).astype(np.int16)
+def _unpacked(words: np.ndarray, bits: int, order: Sequence[int], axis: int) -> np.ndarray:
+    """Return the unsigned numbers of 32-bit words as float32, which holds them exactly.
+
+    Args:
+        words: int32, of length 1 along `axis`.
+        bits: of a number.
+        order: where along `axis` each number of a word belongs, from the lowest bits up.
+        axis: that the numbers of a word are spread along.
+    """
+    shape = list(words.shape)
+    shape[axis] = len(order)
+    numbers = np.empty(shape, np.float32)
+    for place, target in enumerate(order):
+        here = [slice(None)] * words.ndim
+        here[axis] = slice(target, target + 1)
+        numbers[tuple(here)] = (words.view(np.uint32) >> np.uint32(bits * place)) & np.uint32(
+            (1 << bits) - 1
+        )
+    return numbers
 
 
 def _scaled(
-    weight: np.ndarray, zeros: np.ndarray, scales: np.ndarray, groups: np.ndarray
+    weight: np.ndarray,
+    zeros: np.ndarray,
+    scales: np.ndarray,
+    group: int,
+    groups: np.ndarray | None,
 ) -> np.ndarray:
-    """Return float32 [N, K] of numbers [K, N], and zeros and scales [G, N] by group."""
-    values = (weight - zeros[groups]).astype(np.float32)
-    values *= scales.astype(np.float32)[groups]
-    return values.T
+    """Return float32 [N, K] of numbers [K, N], which are changed in place.
+
+    Zeros and scales are [G, N], by the group of each input: `groups` [K], or `group` in turn.
+    """
+    scales = scales.astype(np.float32)
+    if groups is None or np.array_equal(groups, np.arange(len(weight)) // group):
+        for index in range(len(scales)):
+            rows = weight[index * group : (index + 1) * group]
+            rows -= zeros[index]
+            rows *= scales[index]
+    else:
+        weight -= zeros[groups]
+        weight *= scales[groups]
+    return weight.T

@@ -297,7 +297,10 @@ def _packed_shape(
     else:
         inputs, outputs = rows * fit, columns
     groups = -(-inputs // quantization.group) if quantization.group else 1
-    expected = {"qzeros": (groups, outputs // fit), "scales": (groups, outputs)}
+    expected: dict[str, tuple[int, ...]] = {
+        "qzeros": (groups, outputs // fit),
+        "scales": (groups, outputs),
+    }
     if "g_idx" in infos:
         expected["g_idx"] = (inputs,)
     wrong = [

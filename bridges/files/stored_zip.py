@@ -64,6 +64,8 @@ class _Archive:
             if name in found:
                 self.refuse(f"the member {shown(name)} stands twice")
             found[name] = member
+        if place != end:
+            self.refuse(f"the directory of the zip archive holds more than the {count} members")
         before = 0
         for name, member in sorted(found.items(), key=lambda item: item[1]):
             if member.size and member.start < before:

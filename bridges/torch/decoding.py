@@ -22,16 +22,15 @@ from bridges.torch.decode_modules import halves, with_room
 from bridges.torch.module import TracedModule, Tracer, Variables
 from bridges.torch.run import Program
 from bridges.torch.store import keep_program, kept_programs
-from dew.errors import InputRefused, shown
+from dew.errors import InputRefused
+from dew.inference.answering import answered, forced_options, source_padded
 from dew.inference.bundle import Bundle
 from dew.inference.cache import bucket, left_padded
-from dew.inference.decode import Filled, Forced, Streamer, continued
-from dew.inference.generation import generation_options
+from dew.inference.decode import Filled, Streamer, continued
 from dew.inference.model_inputs import checked_prompts, mask_positions
 
 RECORD = "generation.json"
 EXAMPLE_ROWS, EXAMPLE_WIDTH, EXAMPLE_SLOTS = 2, 7, 12
-FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 
 
 class WritingModule(TracedModule):
@@ -240,7 +239,7 @@ class CachedEngine:
     ) -> Filled:
         """Read prompts [N, P] with room for `new` more; `source` is an encoder's ids and mask."""
         if self._seq2seq:
-            ids, mask = _source_padded(source, self._limit)
+            ids, mask = source_padded(source, self._limit)
             lengths, width = np.ones(len(prompts), np.int32), 1
             inputs = self._prompt_inputs(ids, mask, prompts)
         else:
@@ -270,6 +269,10 @@ class CachedEngine:
     def renewal(self, longest: int) -> int | None:
         """Return None: what was traced keeps its cache."""
         return None
+
+    def reordered(self, layers: Any, index: jax.Array) -> Any:
+        """Return the cache with its rows in the order of `index` [N]."""
+        return jax.tree.map(lambda leaf: leaf[index], layers)
 
     def step(
         self,
@@ -346,7 +349,7 @@ class WholeEngine:
         buffer, visible = jnp.pad(jnp.asarray(ids), room), np.pad(mask, room)
         layers = {"buffer": buffer}
         if self._seq2seq:
-            source_ids, source_mask = _source_padded(source, self._limit)
+            source_ids, source_mask = source_padded(source, self._limit)
             layers |= {"ids": jnp.asarray(source_ids), "mask": jnp.asarray(source_mask)}
         logits = _whole(self, bundle.variables, layers, jnp.asarray(visible), width - 1)
         return Filled(logits, layers, visible, width, lengths)
@@ -358,6 +361,10 @@ class WholeEngine:
     def renewal(self, longest: int) -> int | None:
         """Return None: what was traced keeps its cache."""
         return None
+
+    def reordered(self, layers: Any, index: jax.Array) -> Any:
+        """Return the cache with its rows in the order of `index` [N]."""
+        return jax.tree.map(lambda leaf: leaf[index], layers)
 
     def step(
         self,
@@ -424,65 +431,11 @@ def generate_traced(
         InputRefused: as `Bundle.generate`; a model that does not write text.
     """
     about = bundle.model.decoder.about
-    settings, forced = _settings(bundle, options)
     limits = Limits(about["input_size"], about["position_limit"])
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    prompts, real = (
-        np.repeat(part, settings.copies, axis=0) for part in checked_prompts(limits, inputs)
-    )
-    if not about["seq2seq"]:
-        return continued(bundle, settings, prompts, real, streamer=streamer, forced=forced)[0]
-    starts = np.full((len(prompts), 1), _start(bundle, options), np.int32)
-    return continued(
-        bundle,
-        settings,
-        starts,
-        np.ones_like(starts),
-        streamer=streamer,
-        source=(prompts, real),
-        forced=forced,
-    )[0]
-
-
-def _settings(bundle: Any, options: Mapping[str, Any]) -> tuple[Any, Forced]:
-    stored = dict(bundle.generation_config)
-    ids = [options.get(name, stored.get(name, bundle.config.get(name))) for name in FORCED]
-    for name, value in zip(FORCED, ids, strict=True):
-        _in_vocabulary(bundle, name, value)
-    given = {name: value for name, value in options.items() if name not in FORCED}
-    kept = {name: value for name, value in stored.items() if name not in FORCED}
-    settings = generation_options(bundle.replace(generation_config=kept), given)
-    first, last = (min(value) if isinstance(value, list | tuple) else value for value in ids)
-    return settings, Forced(first, last)
-
-
-def _start(bundle: Any, options: Mapping[str, Any]) -> int:
-    name = "decoder_start_token_id"
-    places = (options, bundle.generation_config, bundle.config)
-    found = [place.get(key) for key in (name, "bos_token_id") for place in places]
-    start = next((value for value in found if value is not None), None)
-    if start is None:
-        raise InputRefused(f"the checkpoint names no {name}; pass one")
-    _in_vocabulary(bundle, name, start)
-    return int(start)
-
-
-def _in_vocabulary(bundle: Any, name: str, value: Any) -> None:
-    size = bundle.model.vocab_size
-    for part in value if isinstance(value, list | tuple) else (value,):
-        known = isinstance(part, int) and not isinstance(part, bool) and 0 <= part < size
-        if part is not None and not known:
-            raise InputRefused(f"{name} is {shown(part)}, outside the vocabulary [0, {size})")
-
-
-def _source_padded(source: Any, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return an encoder's ids and mask [N, P] padded on the right to a width shared by many."""
-    if source is None:
-        raise InputRefused(
-            "an encoder reads this model's prompts: call the bundle's generate with input_ids"
-        )
-    ids, mask = source
-    width = ids.shape[1] if limit is not None and ids.shape[1] > limit else bucket(ids.shape[1])
-    width = width if limit is None else max(min(width, limit), ids.shape[1])
-    room = ((0, 0), (0, width - ids.shape[1]))
-    return np.pad(ids.astype(np.int32), room), np.pad(mask.astype(np.int32), room)
+    prompts, real = checked_prompts(limits, inputs)
+    if about["seq2seq"]:
+        return answered(bundle, prompts, real, streamer=streamer, **options)
+    settings, forced = forced_options(bundle, options)
+    prompts, real = (np.repeat(part, settings.copies, axis=0) for part in (prompts, real))
+    return continued(bundle, settings, prompts, real, streamer=streamer, forced=forced)[0]

@@ -243,7 +243,7 @@ def _advanced(
     Args:
         engine: see `search`.
         weights: what it reads.
-        layers: its cache, rows first, each perhaps with groups within.
+        layers: its cache.
         seen: see `_seen`.
         parents: [N, B], the beam of its row that each goes on from.
         tokens: int32 [N * B].
@@ -253,13 +253,7 @@ def _advanced(
     """
     rows, beams = parents.shape
     index = (jnp.arange(rows)[:, None] * beams + parents).reshape(-1)
-
-    def ordered(leaf: jax.Array) -> jax.Array:
-        if not leaf.ndim:
-            return leaf
-        return leaf.reshape(rows * beams, -1, *leaf.shape[1:])[index].reshape(leaf.shape)
-
-    layers, seen = jax.tree.map(ordered, layers), seen[index]
+    layers, seen = engine.reordered(layers, index), seen[index]
     logits, layers = engine.step(
         weights, layers, tokens=tokens, positions=positions, visible=visible, slot=slot
     )

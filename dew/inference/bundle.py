@@ -90,11 +90,18 @@ class Bundle:
 
         Returns:
             int32 [N, P + T]: the prompt as given, then the new ids; a row that ended carries its
-            end id once and then padding.
+            end id once and then padding. Where an encoder reads the prompts [N, 1 + T]: the start
+            id, then the new ones.
 
         Raises:
             InputRefused: as for a call, and an unknown or out-of-range option.
         """
+        if "text2text-generation" in self.tasks:
+            from dew.inference.answering import answered
+            from dew.inference.model_inputs import checked_source
+
+            prompts, real = checked_source(self.model, input_ids, attention_mask)
+            return answered(self, prompts, real, **options)
         from dew.inference.decode import generate
 
         return generate(self, input_ids, attention_mask, **options)

@@ -91,6 +91,10 @@ class Engine(Protocol):
         """
         ...
 
+    def reordered(self, layers: Any, index: jax.Array) -> Any:
+        """Return the cache with its rows in the order of `index` [N]; beams ask for it."""
+        ...
+
     def step(
         self,
         weights: Any,
@@ -132,6 +136,15 @@ class NativeEngine(NamedTuple):
             return None
         original = self.model.rope.original_max_position_embeddings or self.model.max_seq_len
         return original + 1 - longest if original >= longest else None
+
+    def reordered(self, layers: Any, index: jax.Array) -> Any:
+        """Return the cache, whose first axis is of rows and of groups within them."""
+
+        def ordered(leaf: jax.Array) -> jax.Array:
+            rows = leaf.reshape(len(index), -1, *leaf.shape[1:])
+            return rows[index].reshape(leaf.shape)
+
+        return jax.tree.map(ordered, layers)
 
     def step(self, weights: DecodeWeights, layers: Any, **row: Any) -> tuple[jax.Array, Any]:
         """Return `decode_step`'s logits and cache."""
@@ -186,9 +199,9 @@ def generate(
     Raises:
         InputRefused: as `Bundle.generate`; stop strings without a tokenizer.
     """
-    settings = generation_options(bundle, options)
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     prompts, real = checked_prompts(bundle.model, inputs)
+    settings = generation_options(bundle, options)
     prompts = np.repeat(prompts, settings.copies, axis=0)
     real = np.repeat(real, settings.copies, axis=0)
     return continued(bundle, settings, prompts, real, streamer=streamer)[0]
@@ -310,7 +323,12 @@ def _chunks(call: _Call, prompts: np.ndarray, real: np.ndarray, ending: Endings)
 
 def _engine(bundle: Bundle) -> Engine:
     """Return the engine that the model brings, or the native one."""
-    return getattr(bundle.model, "engine", None) or NativeEngine(bundle.model)
+    own = getattr(bundle.model, "engine", None)
+    if own is None and "text2text-generation" in bundle.tasks:
+        from dew.inference.answering import AnsweringEngine
+
+        return AnsweringEngine(bundle.model)
+    return own or NativeEngine(bundle.model)
 
 
 def _choice(call: _Call, width: int) -> Choice:

@@ -13,9 +13,9 @@ from dew.nn.heads import SentencePooling
 from dew.typing import TextProcessor
 
 SMALLEST_STEP = 8
-STEPS = 4
-"""How many lengths there are between a power of two and the next: a row is at most a fifth
-padding beyond the shortest ones, and there are 4 compiled shapes for each doubling."""
+STEPS = 8
+"""How many lengths there are between a power of two and the next: beyond the shortest rows, the
+longest of a batch is padded by an eighth at most, and 32 compiled shapes reach 512 tokens."""
 VECTOR = "sentence_embedding"
 
 

@@ -57,7 +57,20 @@ def checked_prompts(model: Any, inputs: Mapping[str, Any]) -> tuple[np.ndarray, 
 
     Without a mask every id is real.
     """
-    found = checked_inputs(model, inputs)
+    return _with_mask(checked_inputs(model, inputs))
+
+
+def checked_source(
+    model: Any, input_ids: Any, attention_mask: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what an encoder is to read as `checked_prompts` does, of a model with a decoder."""
+    first = _ids(model, "input_ids", input_ids, {})
+    given = {"input_ids": input_ids, "attention_mask": attention_mask}
+    found = checked_inputs(model, {**given, "decoder_input_ids": np.zeros_like(first)})
+    return _with_mask(found)
+
+
+def _with_mask(found: Mapping[str, jax.Array]) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.asarray(found["input_ids"])
     mask = found.get("attention_mask")
     return tokens, np.ones_like(tokens) if mask is None else np.asarray(mask)

@@ -75,7 +75,8 @@ class EncoderAttention(nn.Module):
         query, key, value = (heads_map(spec, name)(x) for name in ("query", "key", "value"))
         if turn is not None:
             query, key = rotate(query, *turn), rotate(key, *turn)
-        return out_map(spec)(look(query, key, value, mask, bias, spec.attention_impl))
+        mixed = look(query, key, value, mask, bias, spec.attention_impl, spec.score_scale)
+        return out_map(spec)(mixed)
 
 
 class EncoderBlock(nn.Module):
