@@ -37,7 +37,7 @@ demo: assets                ## fine-tune SmolLM2-135M on Shakespeare; no torch
 	$(BIN)/python -m bridges.demo
 
 test: $(VENV)/.test assets  ## the fast tests, torch parity included
-	JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(PYTEST)
+	JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(PYTEST)
 
 test-slow: $(VENV)/.test assets  ## the long ones, one at a time
 	JAX_PLATFORMS=cpu HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow $(PYTEST)

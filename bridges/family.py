@@ -17,6 +17,7 @@ gpt2 gpt_neox opt llama mistral mixtral qwen2 qwen3 qwen3_moe gemma gemma2 gemma
 smollm3 granite
 t5 bart marian
 bert roberta xlm-roberta distilbert mpnet electra modernbert deberta-v2
+vit dinov2
 """
 FAMILIES = {name: f"bridges.families.{name.replace('-', '_')}" for name in NATIVE.split()}
 

@@ -36,6 +36,10 @@ from dew.placement import Layout, MeshSpec, Placement
 
 DTYPES = ("float32", "bfloat16", "float16")
 FRESH_DEVIATION = 0.02  # as transformers draws new heads
+OTHER_HEADS = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    *("ForMultipleChoice", "ForNextSentencePrediction", "DoubleHeadsModel", "EncoderModel"),
+)
 TRACED = ("auto", "always", "never")
 
 
@@ -276,6 +280,8 @@ def _model(
         keys.only("chunk_size_feed_forward", 0)
         keys.only("pruned_heads", {})
         keys.only("cross_attention_hidden_size")
+        if task is None:
+            _refuse_other_classes(family, config, where)
         model = family.model(keys)
         return model.clone(head=head_of(family, config, task)) if family.heads else model
 
@@ -290,6 +296,15 @@ def _model(
             raise InputRefused(f"{message}\nremove them, or load without strict")
         warnings.warn(message, stacklevel=3)
     return family, model
+
+
+def _refuse_other_classes(family: Family, config: Mapping[str, Any], where: str) -> None:
+    """Refuse an architecture whose head the family does not have."""
+    named = config.get("architectures")
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    known = {*family.architectures, *family.heads}
+    if names and not known & set(names) and any(name.endswith(OTHER_HEADS) for name in names):
+        raise NotNative(f"{where}: {shown(names[0])[1:-1]} has no native head")
 
 
 def _table(family: Family, model: Any, tensors: Any) -> tuple[Any, TableTensors, StoredLayout]:

@@ -92,7 +92,7 @@ def label_count(keys: Keys) -> int:
 def token_heads(keys: Keys) -> tuple[HeadSpec, HeadSpec]:
     """Return the two heads that most families share: one map of each token's state."""
     labels = label_count(keys)
-    return HeadSpec("token", labels), HeadSpec("span", 2)
+    return HeadSpec("token", labels), HeadSpec("span", labels)
 
 
 def layer_rows(

@@ -58,6 +58,12 @@ MODELS = {
     "marian": ("MarianMTModel", MARIAN),
 }
 IDS = np.random.default_rng(0).integers(4, 61, (3, 20))
+BANS = {
+    "max_new_tokens": 12,
+    "bad_words_ids": [[word] for word in range(2, 30)],
+    "suppress_tokens": [*range(30, 45)],
+    "begin_suppress_tokens": [*range(45, 58)],
+}
 MASK = np.ones_like(IDS)
 MASK[1, 14:] = 0
 MASK[2, 9:] = 0
@@ -79,7 +85,10 @@ class Pair:
         return self.kind.from_pretrained(self.folder, dtype=getattr(torch, precision)).eval()
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(
+    scope="module",
+    params=["bart", "t5", *(pytest.param(name, marks=SLOW) for name in ("t5 gated", "marian"))],
+)
 def pair(request, tmp_path_factory) -> Pair:
     import torch
     import transformers
@@ -166,8 +175,10 @@ def test_gradients_are_transformers(pair):
         pytest.param(
             {"max_new_tokens": 9, "repetition_penalty": 1.7, "min_new_tokens": 6}, marks=SLOW
         ),
+        pytest.param(BANS, marks=SLOW),
+        pytest.param({**BANS, "num_beams": 2}, marks=SLOW),
     ],
-    ids=["greedy", "beams", "rules"],
+    ids=["greedy", "beams", "rules", "bans", "bans and beams"],
 )
 def test_answers_are_transformers(pair, options):
     given = {"input_ids": IDS, "attention_mask": MASK}

@@ -133,7 +133,7 @@ def test_merged_and_unmerged_agree(family, request, tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_transformers_agrees_with_the_unmerged_adapter(family, request, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM

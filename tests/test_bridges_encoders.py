@@ -28,7 +28,7 @@ from dew.nn.backbones.deberta import Distances, distance_rows
 from dew.nn.backbones.text_encoder import distance_buckets
 from dew.nn.heads import SentencePooling
 from parity import reference
-from parity.rounding import deviations, judged
+from parity.rounding import ULP, deviations, judged
 
 pytestmark = pytest.mark.torch
 
@@ -263,11 +263,17 @@ def torch_gradients(model: Any) -> dict[str, np.ndarray]:
         total.backward()
     found = {
         name: tensor.grad.numpy().copy()
-        for name, tensor in model.named_parameters()
+        for name, tensor in by_first_name(model).items()
         if tensor.grad is not None
     }
     model.zero_grad(set_to_none=True)
     return found
+
+
+def by_first_name(model: Any) -> dict[str, Any]:
+    """Return the parameters, tied ones by the name of what they are tied to."""
+    tied = getattr(model, "_tied_weights_keys", None) or {}
+    return {tied.get(name, name): tensor for name, tensor in model.named_parameters()}
 
 
 def by_torch_name(bundle: Any, params: Any) -> dict[str, np.ndarray]:
@@ -364,9 +370,11 @@ def test_one_step_of_adamw_is_that_of_torch(pairs: Any, family: str, head: str) 
     pair = pairs(family, head)
     settings = reference.AdamW(epsilon=1e-4)
     single, exact = {}, {}
+    gradients: dict[str, np.ndarray] = {}
     for kind, found in ((reference.SINGLE, single), (reference.EXACT, exact)):
         model = pair.checkpoint.fresh_model(kind)
-        for name, gradient in torch_gradients(model).items():
+        gradients = torch_gradients(model)
+        for name, gradient in gradients.items():
             model.get_parameter(name).grad = torch.tensor(gradient)
         torch.optim.AdamW(
             model.parameters(),
@@ -375,14 +383,19 @@ def test_one_step_of_adamw_is_that_of_torch(pairs: Any, family: str, head: str) 
             weight_decay=settings.weight_decay,
             foreach=False,
         ).step()
-        found |= reference.tensors(model)
+        found |= {name: t.detach().numpy() for name, t in by_first_name(model).items()}
     params = pair.bundle.variables["params"]
     optimizer = optax.adamw(
         settings.learning_rate, eps=settings.epsilon, weight_decay=settings.weight_decay
     )
     updates, _ = optimizer.update(pair.differentiated[0], optimizer.init(params), params)
     ours = by_torch_name(pair.bundle, optax.apply_updates(params, updates))
-    found = judged(deviations(ours, single, exact))
+    # Where the exact gradient is below the rounding of float32, AdamW goes in any direction: a
+    # key's bias, for one, has the gradient zero.
+    least = ULP * max(float(np.abs(gradient).max()) for gradient in gradients.values())
+    kept = {name: np.abs(gradient) >= least for name, gradient in gradients.items()}
+    sides = ({n: side[n][kept[n]] for n in kept if kept[n].any()} for side in (ours, single, exact))
+    found = judged(deviations(*sides))
     assert found.passed, found
 
 
@@ -593,6 +606,8 @@ def test_what_an_encoder_does_not_compute_is_refused(pairs: Any, tmp_path: Path)
         bridges.load(relative, traced="never")
     with pytest.raises(InputRefused, match="id2label"):
         bridges.load(changed_config(folder, tmp_path / "c", id2label=["a", "b"]))
+    with pytest.raises(InputRefused, match="3 labels; question answering has 2"):
+        bridges.load(folder, task="question-answering")
 
 
 def test_a_text_longer_than_the_positions_is_refused(pairs: Any) -> None:

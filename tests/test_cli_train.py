@@ -168,6 +168,7 @@ def test_a_sweep_trains_its_grid_and_names_the_best(tmp_path, capsys):
     assert f"best: trial {high['number']}, " in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_trials_fail_leaves_with_status_1_and_shows_the_others(tmp_path, capsys):
     path, _ = written(tmp_path, steps=2)
     space = ["--space", "model.kwargs.num_heads=[2,3]", "--search", "grid", "--quiet"]

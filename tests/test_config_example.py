@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from test_training_guide import EXAMPLE as FIRST
 
 # The second example of the guide goes on from the first.
@@ -44,6 +45,7 @@ print(min(trials, key=lambda trial: trial.value).overrides)
 )
 
 
+@pytest.mark.slow
 def test_the_guides_search_trains_two_rates_and_prints_the_better(tmp_path):
     (tmp_path / "example.py").write_text(EXAMPLE)
     environment = os.environ | {

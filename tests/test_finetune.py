@@ -204,6 +204,7 @@ def rows_of(run: Path) -> int:
     return json.loads((run / "training_args.json").read_text())["dew"]["data"]["rows"]
 
 
+@pytest.mark.slow
 def test_epochs_are_counted_over_the_rows(model, data, tmp_path, capsys):
     flags = ("--num_train_epochs", "0.5", "--no_packing")
     assert finetune(model, data, tmp_path / "out", *flags, steps=-1) == 0
@@ -469,6 +470,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_touching_save_now_saves_at_the_next_step(model, data, tmp_path):
     out = tmp_path / "out"
     run = start(model, data, out, "--save_steps", 1000)

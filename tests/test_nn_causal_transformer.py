@@ -78,6 +78,7 @@ def test_a_later_token_changes_no_earlier_logit(model_and_variables):
     assert not np.allclose(before[:, 3], after[:, 3])
 
 
+@pytest.mark.slow
 def test_remat_changes_memory_and_no_gradient(model_and_variables):
     model, variables = model_and_variables
     row = jnp.asarray([[1, 2, 3, 4]], jnp.int32)

@@ -49,7 +49,9 @@ def _written_out(variables, batch):
     return jnp.sum(losses * weights) / jnp.sum(weights)
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 24, 1000])
+@pytest.mark.parametrize(
+    "chunk", [5, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 24, 1000))]
+)
 def test_loss_and_gradient_do_not_depend_on_the_chunk(variables, batch, chunk):
     objective = LMObjective(MODEL, seq_len=8, chunk=chunk)
     loss, gradient = jax.value_and_grad(lambda v: objective.loss(v, batch, STEP).value)(variables)

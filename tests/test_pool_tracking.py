@@ -10,6 +10,7 @@ from dew.tracking import LocalTracker
 CHILD = "tracking_child.py"
 
 
+@pytest.mark.slow
 def test_the_first_rank_alone_writes_scalars_records_and_previews(tmp_path):
     """A sharded model writes its samples on both ranks; the pass ends with the shorter shard."""
     first, second = (rank.said for rank in run(CHILD, 2, folder=str(tmp_path), told=[0, 1]))

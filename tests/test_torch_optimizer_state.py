@@ -340,7 +340,7 @@ def test_frozen_parameters_stay_outside():
     close(params, {n: v for n, v in values(module).items() if n in params})
 
 
-@pytest.mark.parametrize("build", [hf_llama, hf_gpt2])
+@pytest.mark.parametrize("build", [hf_llama, pytest.param(hf_gpt2, marks=pytest.mark.slow)])
 def test_native_families_go_through_their_weight_table(build, tmp_path):
     """Grouped as transformers' Trainer does it; gradients laid over by the same table."""
     torch.manual_seed(0)

@@ -60,7 +60,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32,
     },
 }
-LOOKING = ("weights", "logits", "loss and gradient", "round trip")
+GRADIENT = "loss and gradient"
+LOOKING = ("weights", "logits", GRADIENT, "round trip")
 
 
 def written(architecture, folder, **changes):
@@ -98,14 +99,18 @@ def subjects(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "check", [*LOOKING, pytest.param("update", marks=pytest.mark.slow), "perplexity"]
+    "check",
+    [*LOOKING, *(pytest.param(name, marks=pytest.mark.slow) for name in ("update", "perplexity"))],
 )
 def test_a_traced_causal_model_passes(subjects, check):
     verdict = judge(load_check(check), subjects("GPTNeoForCausalLM"), seed=0)
     assert verdict.passed, verdict
 
 
-@pytest.mark.parametrize("check", LOOKING)
+@pytest.mark.parametrize(
+    "check",
+    [name if name != GRADIENT else pytest.param(name, marks=pytest.mark.slow) for name in LOOKING],
+)
 def test_a_traced_encoder_passes(subjects, check):
     verdict = judge(load_check(check), subjects("ErnieForMaskedLM"), seed=0)
     assert verdict.passed, verdict

@@ -120,6 +120,7 @@ def test_the_transforms_of_torchvisions_weights_feed_a_traced_module(squeezenet)
     assert len(traced._tracer.programs[False]) == 1  # the trace at 64 x 64 covers it
 
 
+@pytest.mark.slow
 def test_timms_transforms_feed_a_traced_module(vit):
     module, traced, _ = vit
     config = timm.data.resolve_data_config({}, model=module)

@@ -131,6 +131,7 @@ def broken_run(plan: str, directory: Path, steps: int, fault_library: Path) -> t
     return code, error
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_a_save_and_again_after_its_restart_ends_bit_equal(
     tmp_path, whole, fault_library
 ):

@@ -84,7 +84,7 @@ def _heads(keys: Keys, sizes: dict[str, Any], norm: str, epsilon: float) -> tupl
         HeadSpec("masked", sizes["vocab_size"], **before, out_bias=bias),
         HeadSpec("sequence", labels, **before, pool="first" if pool == "cls" else "mean"),
         HeadSpec("token", labels, **before),
-        HeadSpec("span", 2, **before),
+        HeadSpec("span", labels, **before),
     )
 
 

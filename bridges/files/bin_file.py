@@ -14,8 +14,9 @@ import numpy as np
 from bridges.files.mapped_file import MappedFile
 from bridges.files.regular_file import LFS_POINTER, open_regular, shown_path
 from bridges.files.safetensors_file import TensorInfo
+from bridges.files.stored_tensor import StoredTensor
 from bridges.files.stored_zip import Member, stored_members
-from bridges.files.torch_pickle import StoredTensor, read_pickle
+from bridges.files.torch_pickle import read_pickle
 from dew.errors import InputRefused, UnknownName, listed, nearest, shown
 
 PICKLE_LIMIT = 16 << 20

@@ -46,7 +46,7 @@ def awq_weight(packed: np.ndarray, zeros: np.ndarray, scales: np.ndarray, group:
     Returns:
         float32 [N, K]: (q - zero) * scale, exact for float16 scales.
 
-    Source: AutoAWQ 0.2.9, awq/utils/packing_utils.py (dequantize_gemm) and
+    Source: AutoAWQ 0.2.7, awq/utils/packing_utils.py (dequantize_gemm) and
         awq/modules/linear/gemm.py (from_linear).
     """
     weight, offsets = (
@@ -84,7 +84,7 @@ def gptq_weight(
     Raises:
         ValueError: an input whose group does not exist.
 
-    Source: AutoGPTQ 0.7.1, auto_gptq/nn_modules/qlinear/qlinear_cuda.py (pack and forward), and
+    Source: AutoGPTQ 0.7.1, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py (pack, forward), and
         GPTQModel's gptq_v2, whose zeros are not shifted.
     """
     count, order = len(scales), range(32 // bits)

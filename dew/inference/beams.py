@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dew.inference.choice import without_banned
 from dew.inference.generation import GenerationOptions
 from dew.sampling.text import forbid, penalize_repetition
 
@@ -218,6 +219,7 @@ def _candidates(
         scored = penalize_repetition(scored, seen, choice.penalty)
     if choice.minimum is not None:
         scored = forbid(scored, choice.ends, step < choice.minimum)
+    scored = without_banned(scored, choice, jnp.asarray(step))
     if forced is not None:
         scored = jnp.where(jnp.arange(scored.shape[-1]) == forced, 0.0, -jnp.inf)
         scored = jnp.broadcast_to(scored, logits.shape)

@@ -13,6 +13,7 @@ from dew.errors import InputRefused
 from dew.inference.beams import search
 from dew.inference.bundle import Bundle
 from dew.inference.cache import bucket, left_padded, prefill
+from dew.inference.choice import Choice, without_banned
 from dew.inference.generation import GenerationOptions, generation_options
 from dew.inference.model_inputs import checked_prompts
 from dew.inference.step import decode_step
@@ -36,20 +37,6 @@ class Streamer(Protocol):
     def end(self) -> None:
         """Take note that no more follow."""
         ...
-
-
-class Choice(NamedTuple):
-    """What a jitted chunk must know to choose a token; None leaves a rule out of the program."""
-
-    ends: jax.Array
-    pad: jax.Array
-    minimum: jax.Array | None
-    penalty: jax.Array | None
-    temperature: jax.Array | None
-    top_p: jax.Array | None
-    min_p: jax.Array | None
-    first: jax.Array | None = None
-    last: tuple[jax.Array, jax.Array] | None = None
 
 
 class Filled(NamedTuple):
@@ -350,9 +337,28 @@ def _choice(call: _Call, width: int) -> Choice:
         temperature=number(settings.temperature, 1.0, drawn),
         top_p=number(settings.top_p, 1.0, drawn),
         min_p=number(settings.min_p, None, drawn),
+        banned=_among(settings.banned, vocab_size),
+        banned_first=_first_banned(settings, forced, vocab_size),
         first=None if forced.first is None else jnp.int32(forced.first),
         last=None if forced.last is None else (jnp.int32(forced.last), jnp.int32(call.limit - 1)),
     )
+
+
+def _among(ids: tuple[int, ...], vocab_size: int) -> jax.Array | None:
+    """Return bool [V], true at the ids; None where there are none."""
+    if not ids:
+        return None
+    found = np.zeros(vocab_size, bool)
+    found[list(ids)] = True
+    return jnp.asarray(found)
+
+
+def _first_banned(
+    settings: GenerationOptions, forced: Forced, vocab_size: int
+) -> tuple[jax.Array, jax.Array] | None:
+    """Return which ids may not come first, and after how many: a forced id is no choice."""
+    banned = _among(settings.begin_suppress_tokens, vocab_size)
+    return None if banned is None else (banned, jnp.int32(forced.first is not None))
 
 
 def _begin(fixed, call: _Call, choice: Choice, prompts, real) -> State:
@@ -449,6 +455,7 @@ def _choose(sample: bool, top_k: int | None, logits, state: State, choice: Choic
         logits = penalize_repetition(logits, state.seen, choice.penalty)
     if choice.minimum is not None:
         logits = forbid(logits, choice.ends, state.count < choice.minimum)
+    logits = without_banned(logits, choice, state.count)
     if sample:
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.count)
         rules = Rules(choice.temperature, top_k, choice.top_p, choice.min_p)

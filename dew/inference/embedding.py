@@ -88,7 +88,7 @@ def text_outputs(
         raise InputRefused(f"batch_size is {shown(batch_size)}; expected at least 1")
     rows = encoded(bundle, texts, max_tokens)
     padding = getattr(bundle.processor, "pad_token_id", None) or 0
-    limit = bundle.model.position_limit
+    limit = position_limit(bundle)
     waiting = []
     for batch in length_batches([len(row) for row in rows], batch_size):
         length = padded_length(max(len(rows[row]) for row in batch), limit)
@@ -182,8 +182,8 @@ def encoded(bundle: Bundle, texts: Sequence[str], max_tokens: int | None) -> lis
     for text in texts:
         if not isinstance(text, str):
             raise InputRefused(f"a text is {shown(text)}; expected a string")
-    limits = [limit for limit in (max_tokens, bundle.model.position_limit) if limit is not None]
-    longest = min(limits, default=None)
+    limits = (max_tokens, position_limit(bundle))
+    longest = min((limit for limit in limits if limit is not None), default=None)
     rows = []
     for text, row in zip(texts, processor.encode_batch(list(texts)), strict=True):
         if longest is not None and len(row) > longest:
@@ -192,6 +192,12 @@ def encoded(bundle: Bundle, texts: Sequence[str], max_tokens: int | None) -> lis
             raise InputRefused(f"the text {shown(text)} has no token")
         rows.append(row)
     return rows
+
+
+def position_limit(bundle: Any) -> int | None:
+    """Return how many tokens a text may have, None for any; a traced bundle knows it itself."""
+    own = getattr(bundle, "position_limit", None)
+    return getattr(bundle.model, "position_limit", own)
 
 
 def _cut(processor: TextProcessor, text: str, row: list[int], longest: int) -> list[int]:

@@ -24,15 +24,12 @@ NOT_COMPUTED: dict[str, tuple[Any, ...]] = {
     "top_h": (None,),
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
-    "bad_words_ids": (None,),
     "force_words_ids": (None,),
     "constraints": (None,),
     "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
     "remove_invalid_values": (None, False),
     "exponential_decay_length_penalty": (None,),
-    "suppress_tokens": (None, []),
-    "begin_suppress_tokens": (None, []),
     "sequence_bias": (None,),
     "token_healing": (None, False),
     "guidance_scale": (None, 1, 1.0),
@@ -96,6 +93,9 @@ class GenerationOptions:
         repetition_penalty: above 0; reads the prompt and what was generated.
         eos_token_id: ids that end a row; an int, a list, or None for no end.
         pad_token_id: what follows an end; the first end id if absent.
+        bad_words_ids: lists of one id each, which are never chosen, ends aside.
+        suppress_tokens: ids that are never chosen.
+        begin_suppress_tokens: ids that are not chosen first.
         stop_strings: texts that end a row with the token that completes one; they stay in it.
         num_beams: texts that are followed at a time, for the likeliest in the end (beam search);
             without `do_sample` and `stop_strings`.
@@ -119,6 +119,9 @@ class GenerationOptions:
     repetition_penalty: float = 1.0
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     num_beams: int = 1
     length_penalty: float = 1.0
@@ -158,6 +161,12 @@ class GenerationOptions:
         return wanted
 
     @property
+    def banned(self) -> tuple[int, ...]:
+        """The ids that are never chosen."""
+        words = (word[0] for word in self.bad_words_ids if word[0] not in self.eos_token_id)
+        return tuple({*words, *self.suppress_tokens})
+
+    @property
     def copies(self) -> int:
         """How many rows begin from each prompt: beams part by themselves."""
         return 1 if self.num_beams > 1 else self.num_return_sequences
@@ -168,6 +177,8 @@ class GenerationOptions:
             return self.min_new_tokens
         return max(self.min_length - width, 0)
 
+
+BANS = ("suppress_tokens", "begin_suppress_tokens")
 
 FIELDS = tuple(
     field.name
@@ -211,6 +222,9 @@ def generation_options(bundle: Bundle, given: Mapping[str, Any]) -> GenerationOp
     if problems:
         raise InputRefused(listed("generation options refused:", problems))
     fields["stop_strings"] = tuple(fields.get("stop_strings") or ())
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        fields[name] = tuple(fields.get(name) or ())
+    fields["bad_words_ids"] = tuple(tuple(word) for word in fields.get("bad_words_ids") or ())
     return GenerationOptions(**fields)
 
 
@@ -276,10 +290,12 @@ def _pad_id(bundle: Bundle, merged: Mapping[str, Any], ends: tuple[Any, ...]) ->
 def _outside(bundle: Bundle, fields: Mapping[str, Any]) -> list[str]:
     """Name the ids that the vocabulary does not have."""
     size = bundle.model.vocab_size
+    named = {name: fields[name] for name in ("eos_token_id", "pad_token_id")}
+    named |= {name: fields[name] for name in BANS if isinstance(fields.get(name), list | tuple)}
     return [
         f"{name} is {shown(value)}, outside the vocabulary [0, {size})"
-        for name in ("eos_token_id", "pad_token_id")
-        for value in (fields[name] if isinstance(fields[name], tuple) else (fields[name],))
+        for name, values in named.items()
+        for value in (values if isinstance(values, list | tuple) else (values,))
         if not _is_integer(value) or not 0 <= value < size
     ]
 
@@ -288,6 +304,19 @@ def _problem(name: str, value: Any) -> str | None:
     """Return what is wrong with one option's value, or None."""
     if name in ("eos_token_id", "pad_token_id"):
         return None
+    if name in BANS:
+        return None if value is None or isinstance(value, list | tuple) else _not_ids(name, value)
+    if name == "bad_words_ids":
+        good = value is None or (
+            isinstance(value, list | tuple)
+            and all(isinstance(word, list | tuple) and len(word) == 1 for word in value)
+            and all(_is_integer(word[0]) for word in value)
+        )
+        return (
+            None
+            if good
+            else f"bad_words_ids is {shown(value)}: only words of one id each are computed here"
+        )
     if name == "stop_strings":
         good = not value or all(isinstance(text, str) and text for text in value)
         return (
@@ -305,6 +334,10 @@ def _problem(name: str, value: Any) -> str | None:
     if value is None and name in ("top_k", "top_p", "min_p"):
         return None
     return None if test(value) else f"{name} is {shown(value)}, expected {expected}"
+
+
+def _not_ids(name: str, value: Any) -> str:
+    return f"{name} is {shown(value)}, expected a list of ids"
 
 
 def _is_integer(value: Any) -> bool:

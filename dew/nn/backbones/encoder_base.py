@@ -25,6 +25,7 @@ from dew.nn.heads import (
 )
 
 EXAMPLE = 8
+ENDS = 2
 
 
 class EncoderBase(nn.Module):
@@ -123,6 +124,11 @@ class EncoderBase(nn.Module):
         if self.head and self.head_spec is None:
             known = ", ".join(spec.kind for spec in self.heads) or "none"
             raise InputRefused(f"head is {self.head!a:.200}; the model has {known}")
+        if self.head == "span" and self.head_spec is not None and self.head_spec.outputs != ENDS:
+            raise InputRefused(
+                f"the config names {self.head_spec.outputs} labels; question answering has "
+                f"{ENDS}, start and end: take num_labels, id2label and label2id out of it"
+            )
 
     def head_module(self) -> Head | None:
         """Return the module of the head in use, or None."""
