@@ -207,9 +207,9 @@ def _without_adapter(bundle: Bundle) -> dict[str, Any]:
 
 
 def _open(folder: Path) -> Tensors:
-    """Open the adapter's tensors; pickled ones are refused."""
+    """Open the adapter's tensors."""
     if not os.path.lexists(folder / WEIGHTS) and os.path.lexists(folder / "adapter_model.bin"):
-        return open_tensors(folder / "adapter_model.bin")
+        return open_tensors(contained(folder, "adapter_model.bin"))
     return open_tensors(contained(folder, WEIGHTS))
 
 

@@ -18,6 +18,9 @@ smollm3 granite
 t5 bart marian
 bert roberta xlm-roberta distilbert mpnet electra modernbert deberta-v2
 vit dinov2
+clip clip_text_model clip_vision_model siglip siglip_text_model siglip_vision_model
+resnet convnext mobilenet_v2
+swin segformer
 """
 FAMILIES = {name: f"bridges.families.{name.replace('-', '_')}" for name in NATIVE.split()}
 
@@ -125,7 +128,9 @@ def head_of(family: Family, config: Mapping[str, Any], task: str | None) -> str:
     if task is None:
         named = config.get("architectures")
         found = [family.heads[name] for name in named or () if name in family.heads]
-        return found[0] if found else ""
+        if found:
+            return found[0]
+        return "" if "" in family.heads.values() else next(iter(family.heads.values()))
     if task not in TASK_HEADS:
         raise UnknownName(f"unknown task {shown(task)}{nearest(task, TASK_HEADS)}")
     if TASK_HEADS[task] not in family.heads.values():

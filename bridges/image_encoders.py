@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ layerscale_value semantic_loss_ignore_index classifier_dropout_prob problem_type
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Training-time dropout, how layers were drawn, and what only feature maps of backbones need."""
-LARGEST_DEPTH = 1000
+LARGEST_DEPTH = 256
 LARGEST_SIDE = 1 << 16
 
 CONVOLUTION = Move(into=lambda w: w.transpose(2, 3, 1, 0), out=lambda k: k.transpose(3, 2, 0, 1))
@@ -152,6 +153,15 @@ def named_embedding_rows(spec: ImageSpec, base: str) -> list[Row]:
     if spec.mask_token:
         rows.append(Row(f"{base}embeddings.mask_token", "mask_embed", unwrapped(1)))
     return rows
+
+
+def in_stage(rows: Sequence[Row], stage: int) -> list[Row]:
+    """Return rows of `layers` with their leaves in the folder of a stage."""
+    moved = []
+    for row in rows:
+        paths = [f"stage{stage}{path.removeprefix('layers')}" for path in row.leaves]
+        moved.append(dataclasses.replace(row, ours=paths[0] if len(paths) == 1 else tuple(paths)))
+    return moved
 
 
 def top_rows(model: Any, theirs: str = "classifier", ours: str = "top") -> list[Row]:

@@ -95,7 +95,7 @@ class Subject:
 
     def why_not(self, check: str) -> str:
         """Return why a check cannot be asked of this subject, or nothing."""
-        if check == "tokenizer" and self.bundle.processor is None:
+        if check == "tokenizer" and self.bundle.tokenizer is None:
             return "the checkpoint has no tokenizer"
         if check == "perplexity" and "text-generation" not in self.bundle.tasks:
             return f"{self.bundle.family} is no causal language model"
@@ -107,7 +107,7 @@ class Subject:
     def token_stream(self, length: int, seed: int) -> np.ndarray:
         """Return `length` token ids: the text's from a place drawn by `seed`, or random ones."""
         generator = np.random.default_rng(seed)
-        processor = self.bundle.processor
+        processor = self.bundle.tokenizer
         if processor is None:
             return generator.integers(0, self.vocab_size, length).astype(np.int32)
         ids = np.asarray(processor.encode(self.text, add_special_tokens=False), np.int32)
@@ -148,7 +148,7 @@ class Subject:
     @property
     def padding_id(self) -> int:
         """The id that stands in padding; any will do, since nothing may depend on it."""
-        processor = self.bundle.processor
+        processor = self.bundle.tokenizer
         found = None if processor is None else processor.pad_token_id
         return 0 if found is None else found
 

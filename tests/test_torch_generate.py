@@ -306,7 +306,7 @@ def test_forced_ids_stand_first_and_last(t5):
     [
         ({"input_ids": [[5, VOCABULARY]]}, InputRefused, r"input_ids holds 61, outside \[0, 61\)"),
         ({"input_ids": [5, 6]}, InputRefused, r"expected \[N, L\]"),
-        ({"input_ids": [[5, 6]], "num_beams": 4}, InputRefused, "num_beams is 4: not computed"),
+        ({"input_ids": [[5, 6]], "num_beam_groups": 4}, InputRefused, "num_beam_groups is 4: not"),
         ({"input_ids": [[5, 6]], "max_tokens": 4}, UnknownName, "unknown generation option"),
         ({"input_ids": [[5, 6]], "max_new_tokens": 127}, InputRefused, "has 128 positions"),
         ({"input_ids": [[5, 6]], "forced_bos_token_id": 99}, InputRefused, "forced_bos_token_id"),

@@ -24,7 +24,8 @@ from bridges.text_encoders import (
     token_heads,
 )
 from dew.errors import shown
-from dew.nn.backbones.deberta import DebertaEncoder, Distances
+from dew.nn.backbones.deberta import DebertaEncoder
+from dew.nn.backbones.deberta_block import Distances
 from dew.nn.heads import HeadSpec
 
 BASE = "deberta."

@@ -10,6 +10,7 @@ from typing import BinaryIO
 from dew.errors import InputRefused, shown
 
 SHOWN_PATH = 300
+SHARED_BLOBS = ".huggingface-shared-blobs"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -67,7 +68,8 @@ def contained(folder: str | os.PathLike[str], name: str) -> Path:
     """Return the path of the file `name` of `folder`, once it is sure to lie there.
 
     A link may lead to another place of the same folder or, as in the hub's cache, from
-    `snapshots/<revision>/` to the `blobs/` beside `snapshots/`.
+    `snapshots/<revision>/` to the `blobs/` beside `snapshots/`, or to the one that all
+    repositories of the cache share.
 
     Args:
         folder: the folder that was handed over.
@@ -120,7 +122,11 @@ def _roots(folder: Path) -> list[Path]:
     roots = [folder]
     for parent in (folder, *folder.parents):
         if parent.parent.name == "snapshots":
-            roots.append(parent.parent.parent / "blobs")
+            repository = parent.parent.parent
+            roots.append(repository / "blobs")
+            shared = repository.parent / "blobs"
+            if (shared / SHARED_BLOBS).exists():
+                roots.append(shared)
             break
     return roots
 

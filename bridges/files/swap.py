@@ -24,6 +24,8 @@ OWN_NAMES = frozenset(
         "pytorch_model.bin.index.json",
         "adapter_config.json",
         "adapter_model.safetensors",
+        "preprocessor_config.json",
+        "processor_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
         "tokenizer.model",
@@ -51,7 +53,10 @@ _CANNOT = (
 
 def is_checkpoint(name: str) -> bool:
     """Say whether a file of that name belongs to a checkpoint."""
-    return name in OWN_NAMES or (name.startswith("model-") and name.endswith(".safetensors"))
+    shard = name.startswith(("model-", "pytorch_model-")) and name.endswith(
+        (".safetensors", ".bin")
+    )
+    return name in OWN_NAMES or shard
 
 
 @contextlib.contextmanager

@@ -107,6 +107,11 @@ class Bundle:
         return generate(self, input_ids, attention_mask, **options)
 
     @property
+    def tokenizer(self) -> TextProcessor | None:
+        """The processor, where it reads texts."""
+        return self.processor if hasattr(self.processor, "encode_batch") else None
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the pipeline's tasks that the model is fit for."""
         return self.model.tasks

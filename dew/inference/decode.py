@@ -266,13 +266,13 @@ class _Call(NamedTuple):
 def _stop_strings(bundle, settings: GenerationOptions, prompts, real) -> StopStrings | None:
     if not settings.stop_strings:
         return None
-    if bundle.processor is None:
+    if bundle.tokenizer is None:
         raise InputRefused(
             "stop_strings need a tokenizer to turn ids into text, and this checkpoint has none; "
             "use eos_token_id"
         )
     rows = [row[kept != 0].tolist() for row, kept in zip(prompts, real, strict=True)]
-    return StopStrings(bundle.processor, settings.stop_strings, rows)
+    return StopStrings(bundle.tokenizer, settings.stop_strings, rows)
 
 
 def _chunks(call: _Call, prompts: np.ndarray, real: np.ndarray, ending: Endings):

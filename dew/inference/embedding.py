@@ -87,7 +87,7 @@ def text_outputs(
     if batch_size < 1:
         raise InputRefused(f"batch_size is {shown(batch_size)}; expected at least 1")
     rows = encoded(bundle, texts, max_tokens)
-    padding = getattr(bundle.processor, "pad_token_id", None) or 0
+    padding = getattr(bundle.tokenizer, "pad_token_id", None) or 0
     limit = position_limit(bundle)
     waiting = []
     for batch in length_batches([len(row) for row in rows], batch_size):
@@ -173,7 +173,7 @@ def encoded(bundle: Bundle, texts: Sequence[str], max_tokens: int | None) -> lis
         InputRefused: no tokenizer, a text that is none or has no token, room for special tokens
             only.
     """
-    processor = bundle.processor
+    processor = bundle.tokenizer
     if processor is None:
         raise InputRefused(
             "embedding texts needs a tokenizer and the checkpoint has none; put tokenizer.json "

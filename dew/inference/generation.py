@@ -273,8 +273,8 @@ def _end_ids(bundle: Bundle, merged: Mapping[str, Any], given: Mapping[str, Any]
     ids = merged.get("eos_token_id")
     if ids is None and "eos_token_id" not in given:
         ids = bundle.config.get("eos_token_id")
-        if ids is None and bundle.processor is not None:
-            ids = tuple(bundle.processor.eos_token_ids)
+        if ids is None and bundle.tokenizer is not None:
+            ids = tuple(bundle.tokenizer.eos_token_ids)
     if ids is None:
         return ()
     return tuple(ids) if isinstance(ids, Sequence) and not isinstance(ids, str) else (ids,)

@@ -45,14 +45,14 @@ class TextGeneration:
     """
 
     def __init__(self, bundle: Bundle, *, batch_size: int | None = None, **options: Any):
-        if bundle.processor is None:
+        if bundle.tokenizer is None:
             where = f" {shown(bundle.source)}" if bundle.source else ""
             raise InputRefused(
                 f"text generation needs a tokenizer and the checkpoint{where} has none; put "
                 "tokenizer.json beside the weights, or call bundle.generate with ids"
             )
         self.bundle = bundle
-        self._processor: TextProcessor = bundle.processor
+        self._processor: TextProcessor = bundle.tokenizer
         self._batch_size = batch_size
         self._call = {name: options.pop(name, value) for name, value in CALL_DEFAULTS.items()}
         self._options = options

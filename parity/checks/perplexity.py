@@ -84,7 +84,7 @@ def windows(subject: Subject, seed: int) -> list[Batch]:
 
     length = min(WINDOW, subject.longest)
     with tempfile.TemporaryDirectory() as folder:
-        if subject.bundle.processor is None:
+        if subject.bundle.tokenizer is None:
             path = Path(folder) / "tokens.npy"
             np.save(path, subject.token_stream(RANDOM_TOKENS, seed))
         else:
@@ -92,7 +92,7 @@ def windows(subject: Subject, seed: int) -> list[Batch]:
             path.write_text(subject.text, encoding="utf-8")
         data = bridges.dataset(
             path,
-            subject.bundle.processor,
+            subject.bundle.tokenizer,
             seq_len=length,
             batch=ROWS,
             eval_source=path,

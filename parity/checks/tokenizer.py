@@ -29,7 +29,7 @@ class Tokenizer:
 
     def ours(self, subject: Subject, inputs: list[str]) -> Tokenized:
         """Return what the bundle's processor makes of them."""
-        processor = subject.bundle.processor
+        processor = subject.bundle.tokenizer
         without = processor.encode_batch(inputs, add_special_tokens=False)
         return Tokenized(
             processor.encode_batch(inputs, add_special_tokens=True),

@@ -85,9 +85,7 @@ class ImageBase(nn.Module):
 
     def classifier(self) -> Dense:
         """Return the last map of a head, to its labels."""
-        return Dense(
-            (self.labels,), use_bias=True, dtype=self.dtype, param_dtype=self.param_dtype
-        )
+        return Dense((self.labels,), use_bias=True, dtype=self.dtype, param_dtype=self.param_dtype)
 
 
 def patch_rows(images: jax.Array, size: tuple[int, int]) -> jax.Array:

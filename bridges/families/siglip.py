@@ -1,0 +1,48 @@
+"""SigLIP: a text and an image tower whose own vectors are compared, each pair for itself."""
+
+from __future__ import annotations
+
+from bridges.config import Keys
+from bridges.family import Family
+from bridges.text_encoders import label_count
+from bridges.towers import (
+    DUAL_HEADS,
+    HARMLESS,
+    IGNORED,
+    dual_rows,
+    sections,
+    siglip_text,
+    siglip_vision,
+)
+from dew.nn.backbones.dual_encoder import DualEncoder
+
+
+def model(keys: Keys) -> DualEncoder:
+    """Return the model that a SigLIP config describes; defaults are `SiglipConfig`'s."""
+    text, vision = (read(part) for read, part in zip(READERS, sections(keys), strict=True))
+    named = keys.values.get("architectures")
+    if "SiglipForImageClassification" not in (named or ()):
+        if not vision.pooled:
+            keys.section("vision_config").clash("vision_use_head", "no vector is left to compare")
+        if text.pooled_features != vision.emb_features:
+            keys.section("text_config").clash(
+                "projection_size", f"the images' vectors have {vision.emb_features} features"
+            )
+    return DualEncoder(text=text, vision=vision, projected=0, biased=True, labels=label_count(keys))
+
+
+READERS = (siglip_text, siglip_vision)
+
+FAMILY = Family(
+    model_type="siglip",
+    architectures=("SiglipModel",),
+    model=model,
+    rows=dual_rows,
+    base_prefix="",
+    embedding="text_model.embeddings.token_embedding.weight",
+    heads={"SiglipModel": "towers", "SiglipForImageClassification": "image"},
+    head_names=DUAL_HEADS,
+    harmless=HARMLESS,
+    ignored=IGNORED,
+)
+"""The family that `model_type: siglip` names."""

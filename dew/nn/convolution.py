@@ -1,0 +1,156 @@
+"""Convolutions of images whose channels come last, and batch norms whose statistics are fixed."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from dew.nn.activations import activation
+from dew.nn.dense import linear
+
+Padding = tuple[tuple[int, int], tuple[int, int]]
+
+
+class Convolution(nn.Module):
+    """A convolution of images [N, H, W, C], zeros beyond their edges.
+
+    The kernel is [rows, columns, C, features], [C, features] where it is of single pixels, and
+    [rows, columns, C] where each channel has its own.
+
+    Args:
+        features: of the result; C where `depthwise`.
+        size: rows and columns of the kernel.
+        stride: between the places of the result, on both axes.
+        padding: rows above and below, columns left and right; None for (size - 1) / 2 each,
+            times the dilation.
+        dilation: between the pixels that the kernel looks at.
+        depthwise: whether each channel is convolved with its own kernel.
+        use_bias: whether a bias is added.
+        dtype: what is computed in; `param_dtype` is what parameters are stored in.
+    """
+
+    features: int
+    size: tuple[int, int] = (1, 1)
+    stride: int = 1
+    padding: Padding | None = None
+    dilation: int = 1
+    depthwise: bool = False
+    use_bias: bool = False
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return [N, H', W', features]."""
+        channels = (x.shape[-1],) if self.depthwise else (x.shape[-1], self.features)
+        shape = channels if self._is_pointwise else (*self.size, *channels)
+        init = nn.initializers.normal(1.0 / (self.size[0] * self.size[1] * channels[0]) ** 0.5)
+        kernel = self.param("kernel", init, shape, self.param_dtype)
+        x = x.astype(self.dtype)
+        y = self._convolved(x, kernel)
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), self.param_dtype)
+        return y + bias.astype(self.dtype)
+
+    @property
+    def _is_pointwise(self) -> bool:
+        return self.size == (1, 1) and not self.depthwise
+
+    def _convolved(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        padding = self.padding
+        if padding is None:
+            (above, left) = (self.dilation * (side - 1) // 2 for side in self.size)
+            padding = ((above, above), (left, left))
+        if self._is_pointwise:
+            # As a matrix product: XLA's convolutions of single pixels are slow on CPUs.
+            x = jnp.pad(x, ((0, 0), *padding, (0, 0))) if any(map(any, padding)) else x
+            return linear(x[:, :: self.stride, :: self.stride], kernel, 1)
+        if self.depthwise:
+            return depthwise(x, kernel.astype(x.dtype), self.stride, padding, self.dilation)
+        return jax.lax.conv_general_dilated(
+            x,
+            kernel.astype(x.dtype),
+            (self.stride, self.stride),
+            padding,
+            rhs_dilation=(self.dilation, self.dilation),
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+
+def depthwise(
+    x: jax.Array, kernel: jax.Array, stride: int, padding: Padding, dilation: int
+) -> jax.Array:
+    """Return each channel of `x` [N, H, W, C] convolved with its own kernel [R, S, C].
+
+    It is a sum over the kernel's places, which XLA makes one loop of; its grouped convolutions
+    are many times slower on CPUs.
+    """
+    padded = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    spans = [dilation * (side - 1) for side in kernel.shape[:2]]
+    ends = [side - span for side, span in zip(padded.shape[1:3], spans, strict=True)]
+    terms = []
+    for row in range(kernel.shape[0]):
+        for column in range(kernel.shape[1]):
+            first, second = row * dilation, column * dilation
+            part = padded[
+                :, first : first + ends[0] : stride, second : second + ends[1] : stride, :
+            ]
+            terms.append(part * kernel[row, column])
+    return reduce(jnp.add, terms)
+
+
+class FixedBatchNorm(nn.Module):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, the statistics being parameters.
+
+    They are kept as they are: no gradient reaches `mean` and `variance`.
+
+    Source: Ioffe and Szegedy 2015, arXiv:1502.03167, as it is evaluated.
+    """
+
+    epsilon: float
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise `x` [..., C]."""
+        shape, ones, zeros = (x.shape[-1],), nn.initializers.ones, nn.initializers.zeros
+        scale = self.param("scale", ones, shape, self.param_dtype).astype(jnp.float32)
+        bias = self.param("bias", zeros, shape, self.param_dtype).astype(jnp.float32)
+        held = [
+            jax.lax.stop_gradient(self.param(name, init, shape, self.param_dtype))
+            for name, init in (("mean", zeros), ("variance", ones))
+        ]
+        mean, variance = (value.astype(jnp.float32) for value in held)
+        factor = scale * jax.lax.rsqrt(variance + self.epsilon)
+        return (x.astype(jnp.float32) * factor + (bias - mean * factor)).astype(x.dtype)
+
+
+class ConvUnit(nn.Module):
+    """A convolution, its batch norm and an activation.
+
+    Args:
+        convolution: the fields of `Convolution`, but for its dtypes.
+        epsilon: of the norm; None for no norm.
+        activation: a Hugging Face activation name; "" for none.
+        dtype: what is computed in; `param_dtype` is what parameters are stored in.
+    """
+
+    convolution: Any
+    epsilon: float | None = 1e-5
+    activation: str = ""
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map `x` [N, H, W, C] to [N, H', W', features]."""
+        fields = {**self.convolution, "dtype": self.dtype, "param_dtype": self.param_dtype}
+        x = Convolution(**fields, name="convolution")(x)
+        if self.epsilon is not None:
+            x = FixedBatchNorm(self.epsilon, self.param_dtype, name="norm")(x)
+        return activation(self.activation)(x) if self.activation else x
