@@ -66,8 +66,8 @@ def _torch_model(shape: Vit) -> Any:
         intermediate_size=shape.mlp_features,
         image_size=SIDE,
         patch_size=shape.patch,
-        num_labels=LABELS,
     )
+    config.num_labels = LABELS
     return ViTForImageClassification(config).eval()
 
 

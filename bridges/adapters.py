@@ -27,7 +27,7 @@ from bridges.files.regular_file import contained, shown_path
 from bridges.files.swap import staged
 from bridges.files.tensors import open_tensors
 from bridges.files.writer import Planned, json_bytes, write_file, write_safetensors
-from bridges.moves import TRANSPOSE, Move, merge_heads, split_heads
+from bridges.moves import TRANSPOSE, Move, in_turn, merge_heads, split_by
 from bridges.table import LAYER, Row, Tensors, into_tree, nested, out_of_tree
 from dew.errors import InputRefused, UnknownName, WeightMismatch, nearest, shown
 from dew.inference.bundle import Bundle
@@ -44,19 +44,22 @@ class Place:
     Attributes:
         module: its name, `{layer}` for the layer's number.
         ours: the dew modules that it holds, as in `dew.nn.lora.ADAPTED`; several if it is fused.
+        groups: how often the modules of a fused map stand in turn, see `bridges.moves.Move`.
     """
 
     module: str
     ours: tuple[str, ...]
+    groups: int = 1
 
 
 def places(bundle: Bundle) -> tuple[Place, ...]:
     """Return where an adapter can sit, in the order of the family's weight table."""
     found = []
     for row in family_of(bundle.config).rows(bundle.model):
-        ours = tuple(path.removeprefix("layers/").removesuffix("/kernel") for path in row.leaves)
-        if row.stacked and all(module in ADAPTED for module in ours):
-            found.append(Place(row.theirs.removesuffix(".weight"), ours))
+        kernels = [path for path in row.leaves if path.endswith("/kernel")]
+        ours = tuple(path.removeprefix("layers/").removesuffix("/kernel") for path in kernels)
+        if row.stacked and ours and all(module in ADAPTED for module in ours):
+            found.append(Place(row.theirs.removesuffix(".weight"), ours, row.move.groups))
     return tuple(found)
 
 
@@ -228,17 +231,16 @@ def _rows(bundle: Bundle, here: Sequence[Place]) -> tuple[Row, ...]:
         joins = merge_heads(model.num_heads) if ADAPTED[place.ours[0]] == 2 else TRANSPOSE
         rows.append(Row(f"{name}.lora_A.weight", f"layers/{place.ours[0]}/a", joins))
         outputs = tuple(f"layers/{module}/b" for module in place.ours)
-        rows.append(Row(f"{name}.lora_B.weight", outputs, _output_move(model, place.ours[0])))
+        rows.append(Row(f"{name}.lora_B.weight", outputs, _output_move(model, place)))
     return tuple(rows)
 
 
-def _output_move(model: Any, module: str) -> Move:
-    heads = {
-        "attention/query": model.num_heads,
-        "attention/key": model.kv_heads,
-        "attention/value": model.kv_heads,
-    }.get(module)
-    return split_heads(heads) if heads else TRANSPOSE
+def _output_move(model: Any, place: Place) -> Move:
+    """Return how `lora_B` [outputs, R] becomes each module's `b`."""
+    to_heads = place.ours[0] in ("attention/query", "attention/key", "attention/value")
+    return in_turn(
+        split_by(model.block_spec.head_features) if to_heads else TRANSPOSE, place.groups
+    )
 
 
 def _kernel(bundle: Bundle, module: str) -> Any:

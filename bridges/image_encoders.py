@@ -68,7 +68,7 @@ def read_depths(keys: Keys, key: str, default: tuple[int, ...]) -> tuple[int, ..
     return depths
 
 
-def same_lengths(keys: Keys, lists: Mapping[str, tuple[int, ...]], length: int | None) -> None:
+def same_lengths(keys: Keys, lists: Mapping[str, Sequence[float]], length: int | None) -> None:
     """Refuse lists of stages that are not of one length.
 
     Args:

@@ -148,6 +148,34 @@ def test_transformers_agrees_with_the_unmerged_adapter(family, request, tmp_path
     np.testing.assert_allclose(logits(adapted), theirs, atol=1e-5 * scale, rtol=1e-5)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["gpt_neox", pytest.param("phi3", marks=pytest.mark.slow)])
+def test_an_adapter_of_fused_maps_is_read_as_peft_lays_it_out(name, tmp_path):
+    """Oracle: the products of the written files, added to transformers' own weights by hand."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from parity import tiny
+
+    source = tiny.write(name, tmp_path, seed=0)
+    bundle = bridges.load(source)
+    adapted = trained(bundle, LoRA(rank=3, alpha=6.0, targets=adapter_targets(bundle)))
+    bridges.export_adapter(adapted, tmp_path / "adapter")
+    found = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    model = AutoModelForCausalLM.from_pretrained(source).double().eval()
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for key in (key for key in found if key.endswith("lora_A.weight")):
+            module = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            a, b = (torch.tensor(found[key.replace("_A", f"_{x}")]).double() for x in "AB")
+            weights[f"{module}.weight"] += (settings["lora_alpha"] / settings["r"]) * b @ a
+        theirs = model(torch.tensor(IDS)).logits.numpy()
+    scale = np.abs(theirs).max()
+    for ours in (adapted, bridges.load_adapter(bundle, tmp_path / "adapter")):
+        np.testing.assert_allclose(logits(ours), theirs, atol=1e-5 * scale, rtol=1e-5)
+
+
 # Both ways.
 
 

@@ -19,19 +19,18 @@ from dew.nn.backbones.dual_encoder import DualEncoder
 
 def model(keys: Keys) -> DualEncoder:
     """Return the model that a SigLIP config describes; defaults are `SiglipConfig`'s."""
-    text, vision = (read(part) for read, part in zip(READERS, sections(keys), strict=True))
+    parts = sections(keys)
+    text, vision = siglip_text(parts[0]), siglip_vision(parts[1])
     named = keys.values.get("architectures")
     if "SiglipForImageClassification" not in (named or ()):
         if not vision.pooled:
-            keys.section("vision_config").clash("vision_use_head", "no vector is left to compare")
+            parts[1].clash("vision_use_head", "no vector is left to compare")
         if text.pooled_features != vision.emb_features:
-            keys.section("text_config").clash(
+            parts[0].clash(
                 "projection_size", f"the images' vectors have {vision.emb_features} features"
             )
     return DualEncoder(text=text, vision=vision, projected=0, biased=True, labels=label_count(keys))
 
-
-READERS = (siglip_text, siglip_vision)
 
 FAMILY = Family(
     model_type="siglip",

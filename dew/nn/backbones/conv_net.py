@@ -18,6 +18,7 @@ from dew.nn.norms import LayerNorm
 NARROWING = 4
 SIDE = 64
 INNER_ACTIVATION = "relu"
+POOL_EDGES = ((0, 0), (1, 1), (1, 1), (0, 0))
 
 
 class ConvNet(ImageBase):
@@ -99,7 +100,7 @@ class ResNet(ConvNet):
         """Return the outputs by Hugging Face's names, of images [N, C, H, W]."""
         x = pixel_values.transpose(0, 2, 3, 1).astype(self.dtype)
         x = self.unit("stem", self.stem_features, self.activation, size=(7, 7), stride=2)(x)
-        x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        x = nn.max_pool(jnp.pad(x, POOL_EDGES, constant_values=-jnp.inf), (3, 3), (2, 2))
         for name, features, stride in self.layers():
             x = self._layer(name, x, features, stride)
         pooled = jnp.mean(x, axis=(1, 2))

@@ -160,7 +160,7 @@ class DualEncoder(nn.Module):
 
     def parameter_axes(self) -> dict[str, Any]:
         """Return the name of each axis of each parameter: what a layout's rules speak of."""
-        axes = {"vision_model": self.image_tower().parameter_axes()}
+        axes: dict[str, Any] = {"vision_model": self.image_tower().parameter_axes()}
         if self.head == "image":
             return axes
         axes["text_model"] = self.text_tower().parameter_axes()
@@ -173,7 +173,7 @@ class DualEncoder(nn.Module):
 
     def parameter_shapes(self) -> dict[str, Any]:
         """Return the shapes of `init`'s parameters, without tracing it."""
-        shapes = {"vision_model": self.image_tower().parameter_shapes()}
+        shapes: dict[str, Any] = {"vision_model": self.image_tower().parameter_shapes()}
         if self.head == "image":
             return shapes
         shapes["text_model"] = self.text_tower().parameter_shapes()
