@@ -18,6 +18,7 @@ from bridges.files.regular_file import shown_path
 from bridges.files.swap import staged
 from bridges.files.writer import SHARD_BYTES, Planned, json_bytes, write_file, write_weights
 from bridges.names import StoredLayout
+from bridges.sentence_pooling import pooling_files
 from bridges.table import Row, flat, out_of_tree, tensor_shapes
 from dew.errors import InputRefused, listed, shown
 from dew.inference.bundle import Bundle
@@ -132,6 +133,9 @@ class _Content:
         """Return the files beside the weights."""
         processor: Any = self.bundle.processor
         files = dict(processor.files) if processor is not None else {}
+        sentence = getattr(self.bundle.model, "sentence", None)
+        if sentence is not None:
+            files |= pooling_files(sentence, self.bundle.model.emb_features)
         files["config.json"] = json_bytes(self._config())
         files["generation_config.json"] = json_bytes(generation_config(self.bundle))
         return files

@@ -29,6 +29,7 @@ from bridges.names import (
     settle_heads,
     table_tensors,
 )
+from bridges.sentence_pooling import read_pooling
 from bridges.table import Row, flat, into_tree, layer_problems, nested
 from dew.errors import InputRefused, WeightMismatch, listed, shown
 from dew.inference.bundle import Bundle
@@ -118,6 +119,8 @@ def load(
         return by_tracing()
     _warn_of_remote_code(config)
     model = model.clone(dtype=compute, param_dtype=storage)
+    if path.is_dir() and hasattr(model, "sentence"):
+        model = model.clone(sentence=read_pooling(path))
     with ThreadPoolExecutor(1) as pool:
         # Copying weights leaves the interpreter free to build the tokenizer meanwhile.
         reading = pool.submit(read_processor)
@@ -166,7 +169,7 @@ def _filled(
         scale = 0.0 if path.endswith("bias") else FRESH_DEVIATION
         values = scale * generator.standard_normal(leaves[path].shape)
         place = None if places is None else places[path]
-        filled[path] = jax.device_put(values.astype(dtype), place)
+        filled[path] = jax.device_put(values.astype(jnp.dtype(dtype)), place)
     return nested({path: filled[path] for path in leaves})
 
 

@@ -204,7 +204,8 @@ def save_random(config: Mapping[str, Any], directory: Path, *, seed: int) -> Pat
     are large enough for attention to prefer some positions.
 
     Args:
-        config: a config.json, with its `model_type`.
+        config: a config.json, with its `model_type`; of a causal language model, where it names
+            no `architectures`.
         directory: where to write.
         seed: of the numpy generator that draws every tensor in name order.
     """
@@ -214,7 +215,9 @@ def save_random(config: Mapping[str, Any], directory: Path, *, seed: int) -> Pat
     options = dict(config)
     with _quiet():
         made = AutoConfig.for_model(options.pop("model_type"), **options)
-        model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+        named = [_class_named(str(name)) for name in made.architectures or ()]
+        model = named[0](made) if named else AutoModelForCausalLM.from_config(made)
+        model = model.float()
     generator = np.random.default_rng(seed)
     with torch.no_grad():
         for name, tensor in sorted(model.named_parameters()):
@@ -237,11 +240,14 @@ def _as_stored(model: Any, named: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return what belongs to the parameters by the names and in the pieces of the checkpoint.
 
     transformers 5 joins some tensors as it loads, such as those of experts, and parts them again
-    as it saves.
+    as it saves; a tied one may bear the name of either side, and fixed tables are not saved.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
-    stored = revert_weight_conversion(model, {n: t.detach() for n, t in named.items()})
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    fixed = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    kept = {tied.get(n, n): t.detach() for n, t in named.items() if n not in fixed}
+    stored = revert_weight_conversion(model, kept)
     return {name: _array(tensor) for name, tensor in stored.items()}
 
 

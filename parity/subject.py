@@ -142,8 +142,10 @@ class Subject:
         from bridges.family import family_of
         from bridges.table import out_of_tree
 
-        rows = family_of(self.bundle.config).rows(self.bundle.model)
-        return dict(out_of_tree(rows, params))
+        family = family_of(self.bundle.config)
+        found = dict(out_of_tree(family.rows(self.bundle.model), params))
+        prefix = family.base_prefix if self.bundle.stored.bare else ""
+        return {name.removeprefix(prefix): value for name, value in found.items()}
 
     @property
     def padding_id(self) -> int:

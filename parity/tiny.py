@@ -60,6 +60,51 @@ OPT = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+BERT = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+DISTILBERT = {
+    "vocab_size": 211,
+    "dim": 64,
+    "hidden_dim": 96,
+    "n_layers": 3,
+    "n_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+BART = {
+    "vocab_size": 211,
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 3,
+    "forced_eos_token_id": None,
+}
+T5 = {
+    "vocab_size": 211,
+    "d_model": 64,
+    "d_kv": 24,
+    "d_ff": 96,
+    "num_layers": 3,
+    "num_heads": 4,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
 HEAD_PAIRS = 8
 """Half of the features of a head: how many frequencies longrope divides."""
 
@@ -67,6 +112,11 @@ HEAD_PAIRS = 8
 def _kind(model_type: str, **fields: Any) -> dict[str, Any]:
     """Return the config of a family with Llama's keys, one layer more than kinds of layers."""
     return {**LLAMA, "model_type": model_type, **fields}
+
+
+def _class(name: str, model_type: str, sizes: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the config of a model that is no causal one, by its class."""
+    return {"model_type": model_type, "architectures": [name], **sizes, **fields}
 
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -185,6 +235,52 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         residual_multiplier=0.4,
         attention_multiplier=0.1,
         logits_scaling=2.0,
+    ),
+    "bert": _class("BertModel", "bert", BERT),
+    "bert masked": _class("BertForMaskedLM", "bert", BERT),
+    "roberta tokens": _class("RobertaForTokenClassification", "roberta", BERT, num_labels=5),
+    "xlm-roberta masked": _class("XLMRobertaForMaskedLM", "xlm-roberta", BERT, pad_token_id=1),
+    "distilbert sequence": _class(
+        "DistilBertForSequenceClassification",
+        "distilbert",
+        DISTILBERT,
+        num_labels=3,
+    ),
+    "mpnet": _class("MPNetModel", "mpnet", BERT, pad_token_id=1),
+    "electra answers": _class(
+        "ElectraForQuestionAnswering", "electra", BERT, embedding_size=40, num_labels=2
+    ),
+    "modernbert masked": _class(
+        "ModernBertForMaskedLM",
+        "modernbert",
+        BERT,
+        local_attention=12,
+        global_attn_every_n_layers=2,
+        bos_token_id=None,
+        eos_token_id=None,
+        cls_token_id=None,
+        sep_token_id=None,
+    ),
+    "deberta-v2": _class(
+        "DebertaV2Model",
+        "deberta-v2",
+        BERT,
+        relative_attention=True,
+        position_buckets=8,
+        pos_att_type=["p2c", "c2p"],
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+    ),
+    "t5": _class("T5ForConditionalGeneration", "t5", T5),
+    "t5 gated": _class("T5ForConditionalGeneration", "t5", T5, feed_forward_proj="gated-gelu"),
+    "bart": _class("BartForConditionalGeneration", "bart", BART),
+    "marian": _class(
+        "MarianMTModel",
+        "marian",
+        BART,
+        scale_embedding=True,
+        activation_function="swish",
+        decoder_vocab_size=211,
     ),
 }
 """Name to config.json. Square kernels are meant: a transpose that is forgotten still fits."""

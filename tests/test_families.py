@@ -20,6 +20,7 @@ import bridges
 from bridges.family import FAMILIES
 from parity import tiny
 from parity.check import judge
+from parity.reference import first_output
 from parity.running import load_check
 from parity.subject import Subject, load_subject
 
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.torch
 NAMES = tuple(name for name in tiny.MODELS if not name.startswith(("llama", "gpt2")))
 # What the others compute is computed by one of these too.
 ALIKE = {"gpt_neox sequential", "opt", "mistral", "qwen2", "qwen3_moe", "gemma", "phi3"}
+# Encoders and encoder-decoders have fast tests of their own.
+ALIKE |= {name for name, config in tiny.MODELS.items() if "architectures" in config}
 FAST = [pytest.param(n, marks=pytest.mark.slow) if n in ALIKE else n for n in NAMES]
 READ_BY_FOUR = """
 import json, sys
@@ -38,11 +41,14 @@ import torch, transformers
 assert transformers.__version__.startswith("4."), transformers.__version__
 torch.set_num_threads(1)
 for folder in sys.argv[2:]:
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+    named = json.load(open(folder + "/config.json"))["architectures"][0]
+    model, found = getattr(transformers, named).from_pretrained(
         folder, output_loading_info=True, dtype=torch.float32, attn_implementation="eager")
+    inputs = {name: torch.tensor(value) for name, value in np.load(folder + "/ids.npz").items()}
     with torch.no_grad():
-        logits = model.eval()(input_ids=torch.tensor(np.load(folder + "/ids.npy"))).logits
-    np.save(folder + "/four.npy", logits.numpy())
+        output = model.eval()(**inputs)
+    first = [name for name in ("logits", "start_logits", "last_hidden_state") if name in output]
+    np.save(folder + "/four.npy", output[first[0]].numpy())
     print(json.dumps({key: sorted(map(str, value)) for key, value in found.items() if value}))
 """
 
@@ -87,6 +93,9 @@ def test_a_family_holds_and_computes_what_transformers_does(subjects, name):
     "check", ["loss and gradient", "update", "greedy", "perplexity", "round trip"]
 )
 def test_a_family_trains_writes_and_goes_back(subjects, name, check):
+    if subjects[name].why_not(check):
+        assert check in ("greedy", "perplexity")
+        return
     verdict = judge(load_check(check), subjects[name], seed=0)
     assert verdict.passed, verdict
 
@@ -106,7 +115,7 @@ def test_an_export_of_an_export_has_the_same_bytes(subjects, name, tmp_path):
 def test_transformers_4_reads_every_export(tmp_path_factory, tmp_path):
     """The second environment: transformers 4 beside the same torch, in a process of its own."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     four = transformers_4(tmp_path_factory)
     folders = []
@@ -115,10 +124,16 @@ def test_transformers_4_reads_every_export(tmp_path_factory, tmp_path):
         source = tiny.write(name, tmp_path / "source", seed=0)
         folder = tmp_path / name.replace(" ", "-")
         bridges.export(bridges.load(source), folder, verify=False)
-        model = AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager").eval()
+        named = json.loads((source / "config.json").read_text())["architectures"][0]
+        kind = getattr(transformers, named)
+        model = kind.from_pretrained(source, attn_implementation="eager").eval()
+        inputs = {"input_ids": ids}
+        if model.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = ids[:, ::-1].copy()
         with torch.no_grad():
-            np.save(folder / "five.npy", model(input_ids=torch.tensor(ids)).logits.numpy())
-        np.save(folder / "ids.npy", ids)
+            output = model(**{name: torch.tensor(value) for name, value in inputs.items()})
+        np.save(folder / "five.npy", first_output(output).numpy())
+        np.savez(folder / "ids.npz", **inputs)
         folders.append(folder)
     run = subprocess.run(
         [sys.executable, "-c", READ_BY_FOUR, str(four), *map(str, folders)],

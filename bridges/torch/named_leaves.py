@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from bridges.family import FAMILIES, family_of
-from bridges.table import LAYER, Row, flat, into_tree, nested, out_of_tree, tensor_shapes
+from bridges.table import Row, flat, into_tree, nested, out_of_tree, tensor_shapes
 from dew.errors import WeightMismatch, listed
 
 
@@ -27,7 +27,9 @@ class NamedLeaves:
     @classmethod
     def of(cls, bundle: Any) -> NamedLeaves:
         """Return those of a bundle: of a native family by its rows, of any other by name."""
-        if bundle is None or bundle.family not in FAMILIES:
+        from bridges.torch.checkpoint import TracedBundle
+
+        if bundle is None or bundle.family not in FAMILIES or isinstance(bundle, TracedBundle):
             return cls(None)
         return cls(family_of({"model_type": bundle.family}).rows(bundle.model))
 
@@ -65,8 +67,7 @@ class NamedLeaves:
         """
         holds: dict[str, list[str]] = {path: [path] for path in leaves}
         for row in self.rows or ():
-            layers = leaves[row.leaves[0]].shape[0] if row.stacked else 1
-            theirs = [row.theirs.replace(LAYER, str(layer)) for layer in range(layers)]
+            theirs = [name for name, _ in tensor_shapes((row,), leaves)]
             holds |= dict.fromkeys(row.leaves, theirs)
         found: dict[str, int] = {}
         problems = []

@@ -120,8 +120,9 @@ def _mask(model: Any, name: str, value: Any, found: Found) -> Any:
 def _positions(model: Any, name: str, value: Any, found: Found) -> Any:
     positions = _integers(name, value)
     _same_shape(name, positions, _beside(name, found))
-    if model.position_limit is not None:
-        _within(name, positions, model.position_limit, "the model's context (max_seq_len)")
+    limit = getattr(model, "position_rows", model.position_limit)
+    if limit is not None:
+        _within(name, positions, limit, "the model's context (max_seq_len)")
     return positions
 
 
