@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dew.nn.backbones.causal_transformer import Table
 from dew.nn.backbones.encoder_base import EncoderBase
@@ -21,6 +19,7 @@ from dew.nn.backbones.encoder_block import (
 )
 from dew.nn.constraint import constrained
 from dew.nn.dense import Dense
+from dew.nn.distances import distance_buckets
 from dew.nn.norms import LayerNorm
 from dew.nn.stack import full_mask
 
@@ -135,7 +134,8 @@ class TextEncoder(EncoderBase):
 
     def distance_bias(self, length: int) -> jax.Array:
         """Return [1, H, L, L], what is added to the scores of each pair of places."""
-        rows = jnp.asarray(distance_buckets(length))
+        places = jnp.arange(length)
+        rows = distance_buckets(places, places, both=True, buckets=BUCKETS, farthest=FARTHEST)
         return jnp.moveaxis(self.distances().astype(self.dtype)[rows], -1, 0)[None]
 
     def parameter_axes(self) -> dict[str, Any]:
@@ -179,19 +179,3 @@ def counted_positions(tokens: jax.Array, padding_id: int | None) -> jax.Array:
         return jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     real = (tokens != padding_id).astype(jnp.int32)
     return jnp.cumsum(real, axis=1) * real + padding_id
-
-
-def distance_buckets(length: int) -> np.ndarray:
-    """Return int32 [L, L], the row of the biases' table for a query (first axis) and a key.
-
-    Half of the 32 rows are for keys behind the query; of each half, the first 8 are for that many
-    places, the others for spans that grow by the same factor up to 128. The float32 arithmetic is
-    transformers', whose rounding decides at the spans' ends.
-    """
-    half, exact = BUCKETS // 2, BUCKETS // 4
-    away = np.arange(length)[None] - np.arange(length)[:, None]
-    far = np.maximum(np.abs(away), 1).astype(np.float32)
-    grown = np.log(far / np.float32(exact)) / np.float32(math.log(FARTHEST / exact))
-    span = exact + (grown * np.float32(half - exact)).astype(np.int32)
-    rows = np.where(np.abs(away) < exact, np.abs(away), np.minimum(span, half - 1))
-    return (rows + half * (away > 0)).astype(np.int32)
