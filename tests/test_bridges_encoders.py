@@ -29,7 +29,7 @@ from text_encoders import (
 
 import bridges
 from dew.nn.backbones.deberta_block import Distances, distance_rows
-from dew.nn.backbones.text_encoder import distance_buckets
+from dew.nn.distances import distance_buckets
 from parity import reference
 from parity.rounding import deviations, judged
 
@@ -179,7 +179,7 @@ def test_distances_share_the_rows_that_transformers_gives_them() -> None:
     place = np.arange(length)
     away = torch.tensor(place[None] - place[:, None])
     theirs = MPNetEncoder.relative_position_bucket(away).numpy()
-    assert np.array_equal(distance_buckets(length), theirs)
+    assert np.array_equal(distance_buckets(place, place, both=True), theirs)
     for span, farthest in ((256, 512), (32, 128), (8, 40)):
         states = torch.zeros(1, length, 4)
         rows = build_relative_position(states, states, bucket_size=span, max_position=farthest)
