@@ -63,7 +63,8 @@ class TableTensors:
 
     def read(self, name: str) -> np.ndarray:
         """Return one tensor, its padding cut off."""
-        return self.inner.read(self.stored[name])[: self.cut.get(name)]
+        value = self.inner.read(self.stored[name])
+        return value[: self.cut[name]] if name in self.cut else value
 
     def release(self, name: str) -> None:
         """Take back the memory behind a tensor."""

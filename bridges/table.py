@@ -164,7 +164,8 @@ def out_of_tree(rows: Sequence[Row], params: Mapping) -> Iterator[tuple[str, np.
         for index in np.ndindex(parts[0].shape[: row.stacked]):
             moved = [row.move.out(part[index]) for part in parts]
             whole = moved[0] if len(moved) == 1 else row.move.join(moved)
-            yield _name(row, index), np.ascontiguousarray(whole)
+            # numpy makes an array of one out of a scalar.
+            yield _name(row, index), np.ascontiguousarray(whole).reshape(whole.shape)
 
 
 def tensor_shapes(rows: Sequence[Row], leaves: Mapping[str, Any]) -> Iterator[tuple[str, tuple]]:

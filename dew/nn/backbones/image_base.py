@@ -81,7 +81,14 @@ class ImageBase(nn.Module):
 
     def parameter_axes(self) -> dict[str, Any]:
         """Return the name of each axis of each parameter: what a layout's rules speak of."""
-        return jax.tree.map(lambda leaf: AXIS_NAMES[len(leaf.shape)], self.parameter_shapes())
+
+        def named(path: Any, leaf: Any) -> tuple[str, ...]:
+            # The layers of a stage, where they are scanned, lie in a folder of its own.
+            if path[0].key.removeprefix("stage").isdigit():
+                return ("layers", *AXIS_NAMES[leaf.ndim - 1])
+            return AXIS_NAMES[leaf.ndim]
+
+        return jax.tree_util.tree_map_with_path(named, self.parameter_shapes())
 
     def classifier(self) -> Dense:
         """Return the last map of a head, to its labels."""
