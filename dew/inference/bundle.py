@@ -109,7 +109,7 @@ class Bundle:
     @property
     def tokenizer(self) -> TextProcessor | None:
         """The processor, where it reads texts."""
-        return self.processor if hasattr(self.processor, "encode_batch") else None
+        return self.processor if hasattr(self.processor, "encode") else None
 
     @property
     def tasks(self) -> tuple[str, ...]:
