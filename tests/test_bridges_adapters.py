@@ -148,8 +148,9 @@ def test_transformers_agrees_with_the_unmerged_adapter(family, request, tmp_path
     np.testing.assert_allclose(logits(adapted), theirs, atol=1e-5 * scale, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize("name", ["gpt_neox", pytest.param("phi3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt_neox", "phi3"])
 def test_an_adapter_of_fused_maps_is_read_as_peft_lays_it_out(name, tmp_path):
     """Oracle: the products of the written files, added to transformers' own weights by hand."""
     import torch

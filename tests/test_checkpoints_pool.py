@@ -291,6 +291,7 @@ def local(base: Path, **options: Any) -> list[Any]:
     return ["open", str(base / "run"), {"local_directory": str(base / "local"), **options}]
 
 
+@pytest.mark.slow
 def test_a_local_step_restores_onto_its_own_placement_only(tmp_path):
     """Each process writes under its own directory; another placement is refused unread."""
     ranks = answers(

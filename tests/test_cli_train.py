@@ -151,6 +151,7 @@ def test_a_run_that_diverges_leaves_with_status_1(tmp_path, capsys):
     assert "NonFinite" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_its_grid_and_names_the_best(tmp_path, capsys):
     path, _ = written(tmp_path, steps=4)
     space = ["--space", "trainer.seed=[0, 1]", "--search", "grid", "--quiet"]

@@ -154,6 +154,7 @@ def test_a_longer_run_goes_on_from_the_last_checkpoint(model, data, tmp_path, ca
     assert_equal_weights(tmp_path / "straight", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_accumulation_counts_updates_and_equals_the_larger_batch(model, data, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert finetune(model, data, whole, "--per_device_train_batch_size", 4, steps=2) == 0

@@ -113,6 +113,7 @@ def test_ratios_add_and_nothing_counted_is_zero():
     assert float(jax.grad(lambda m: Ratio.of(Ratio(jnp.float32(2), m)).value)(jnp.float32(4))) == 0
 
 
+@pytest.mark.slow
 def test_fresh_adapters_change_nothing_and_merged_ones_equal_the_low_rank_path(variables, batch):
     lora = LoRA(rank=2, alpha=6, targets=tuple(ADAPTED))
     objective = LoRAObjective(MODEL, 8, lora)
