@@ -181,30 +181,6 @@ class EncoderDecoder(nn.Module):
         """How many tokens a text may have; None where only distances count."""
         return None if self.positions == "relative" else self.max_seq_len
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        targets: jax.Array,
-        *,
-        mask: jax.Array | None = None,
-        target_mask: jax.Array | None = None,
-    ) -> jax.Array:
-        """Return float32 logits [B, L, V] of the token that follows each target.
-
-        Args:
-            tokens: int32 [B, P], the source.
-            targets: int32 [B, L].
-            mask: [B, P], nonzero where a source's token is real.
-            target_mask: [B, L], nonzero where a target is real.
-        """
-        memory = self.encode(tokens, mask)
-        length = targets.shape[1]
-        seen = jnp.tril(jnp.ones((length, length), bool))[None, None]
-        if target_mask is not None:
-            seen = seen & (target_mask != 0)[:, None, None, :]
-        hidden, _ = self.decode(targets, seen, memory, mask, None, 0)
-        return self.logits(hidden)
-
     def outputs(
         self,
         input_ids: jax.Array,
