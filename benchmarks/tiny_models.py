@@ -97,13 +97,18 @@ def _size(name: str) -> tuple[int, str]:
     return next(ranks, len(_SIZES)), name
 
 
-def built(kind: str) -> tuple[Any, dict[str, Any]]:
-    """Return a small model of a type, in evaluation mode, and example inputs by name."""
+def built(kind: str, seed: int = 0) -> tuple[Any, dict[str, Any]]:
+    """Return a small model of a type, in evaluation mode, and example inputs by name.
+
+    Args:
+        kind: a model type of transformers, or `torchvision:` or `timm:` and a model's name.
+        seed: of the weights.
+    """
     import torch
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     if kind.startswith(("torchvision:", "timm:")):
-        return _vision(kind)
+        return _vision(kind, seed)
     module, shapes = _transformer(kind)
     module = module.eval()
     with contextlib.suppress(AttributeError, ValueError):  # not every model has a choice
@@ -112,7 +117,7 @@ def built(kind: str) -> tuple[Any, dict[str, Any]]:
         config = getattr(part, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False
-    _disturb(module)
+    _disturb(module, seed)
     return module, _accepted(module, shapes) if shapes else first_that_runs(module)
 
 
@@ -122,13 +127,18 @@ def _transformer(kind: str) -> tuple[Any, Mapping[str, list[int]] | None]:
     known = json.loads(CONFIGS.read_text()).get(kind)
     if known is not None:
         cls = _class_named(known["cls"], kind)
-        config = cls.config_class(**known["config_kwargs"])
+        config = cls.config_class(**(known["config_kwargs"] | _untied(known["config_kwargs"])))
         return cls(config), known["input_shapes"]
     config = _shrunk(transformers.CONFIG_MAPPING[kind]())
     try:
         return transformers.AutoModel.from_config(config), None
     except ValueError:  # a part of a larger model, which no auto class gives
         return _class_for(config)(config), None
+
+
+def _untied(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return what keeps an indexer's scores apart: with few heads, all are often cut to zero."""
+    return {"index_n_heads": 16} if "index_n_heads" in fields else {}
 
 
 def _class_named(name: str, kind: str) -> Any:
@@ -301,7 +311,7 @@ def _first(config: Any, names: tuple[str, ...]) -> Any:
     return next((value for value in found if isinstance(value, int)), None)
 
 
-def _vision(kind: str) -> tuple[Any, dict[str, Any]]:
+def _vision(kind: str, seed: int) -> tuple[Any, dict[str, Any]]:
     import torch
 
     home, _, name = kind.partition(":")
@@ -320,15 +330,15 @@ def _vision(kind: str) -> tuple[Any, dict[str, Any]]:
         clip = name.startswith(_CLIPS)
         shape = (1, 3, 16, 112, 112) if clip else (1, 3, side, side)
         argument = "images" if name.startswith(_DETECTORS) else "x"
-    _disturb(module)
+    _disturb(module, seed)
     return module, {argument: torch.randn(shape, generator=torch.Generator().manual_seed(1))}
 
 
-def _disturb(module: Any) -> None:
+def _disturb(module: Any, seed: int) -> None:
     """Move every weight a little: zeros and ones as initial values would hide errors."""
     import torch
 
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1 + seed)
     with torch.no_grad():
         for parameter in module.parameters():
             noise = torch.randn(parameter.shape, generator=generator)

@@ -225,7 +225,7 @@ def test_tied_parameters_are_one_leaf_and_their_gradients_add_up():
     close(gradient, module.embed.weight.grad)
 
 
-@pytest.mark.parametrize("how", ["detach", "no_grad"])
+@pytest.mark.parametrize("how", ["detach", "no_grad", "handed through"])
 def test_what_torch_keeps_gradients_from_gets_none(how):
     class Stopped(nn.Module):
         def __init__(self):
@@ -237,8 +237,9 @@ def test_what_torch_keeps_gradients_from_gets_none(how):
             if how == "detach":
                 return y * y.detach()
             with torch.no_grad():
-                scale = self.one(x) + 1
-            return y * scale
+                # torch gives y itself back where `to` changes nothing, and its gradient goes on.
+                scale = y.to(torch.float32) + self.one(x).contiguous()
+            return y * scale if how == "no_grad" else (y + scale) * y.to(x.dtype)
 
     module, x = Stopped(), torch.randn(2, 3)
     module(x).sum().backward()

@@ -224,9 +224,42 @@ def _keep_stopped_gradients(program: Any) -> None:
         if node.target in detached:
             node.target = stop
         elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
+            same = _handed_through(program.graph_module, node)
             for part in list(node.users):
-                _stop_after(graph, part, stop)
+                if part.args[1] in same:
+                    part.replace_all_uses_with(same[part.args[1]])
+                else:
+                    _stop_after(graph, part, stop)
     program.graph_module.recompile()
+
+
+def _handed_through(module: Any, region: Any) -> dict[int, Any]:
+    """Return which outputs of a `no_grad` region are operands of it, by their index.
+
+    `to` and `contiguous` give back the tensor itself where they change nothing; whatever uses that
+    tensor later then seems to use the region's output, though its gradient goes on.
+    """
+    body = getattr(module, region.args[1].target).graph
+    operands = dict(zip(body.find_nodes(op="placeholder"), region.args[2:], strict=True))
+    (outputs,) = body.output_node().args
+    found = {}
+    for index, value in enumerate(outputs):
+        while value not in operands and _is_same(value):
+            value = value.args[0]
+        if value in operands:
+            found[index] = operands[value]
+    return found
+
+
+def _is_same(node: Any) -> bool:
+    """Return whether a node gives back its first operand, as `to` without a change does."""
+    if str(getattr(node.target, "overloadpacket", "")) not in ("aten.to", "aten.contiguous"):
+        return False
+    names = (argument.name for argument in node.target._schema.arguments)
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    after, before = node.meta["val"], node.args[0].meta["val"]
+    kept = after.dtype == before.dtype and after.stride() == before.stride()
+    return kept and not given.get("copy", False)
 
 
 def _stop_after(graph: Any, node: Any, stop: Any) -> None:
