@@ -47,7 +47,8 @@ def mobilenet_v2(source: Path, folder: Path) -> None:
             found[name] = array
 
     with h5py.File(source) as file:
-        file["model_weights"].visititems(keep)
+        weights: Any = file["model_weights"]
+        weights.visititems(keep)
     labels = [" ".join(label.split()) for label in BREEDS.split(";")]
     names = {str(index): label for index, label in enumerate(labels)}
     config = {
