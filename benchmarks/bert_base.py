@@ -1,8 +1,8 @@
-"""Is a traced BERT-base faster than torch's own? And how soon does a second start answer?
+"""Is BERT-base faster than torch's own, native and traced? How soon does a second start answer?
 
 Eight rows of 128 tokens, float32: the forward pass, and a step of AdamW on a classifier. Then a
-checkpoint of that shape is loaded and called by two new processes, one after the other: the first
-exports and compiles, the second reads what the first kept.
+checkpoint of that shape is loaded, to be traced, and called by two new processes, one after the
+other: the first exports and compiles, the second reads what the first kept.
 """
 
 from __future__ import annotations
@@ -84,24 +84,39 @@ def torch_side(what: str) -> Callable[[], Any]:
 
 def traced_side(what: str) -> Callable[[], Any]:
     """Return the same of the model traced to JAX."""
+    from bridges import from_torch
+
+    torch_model = torch_classifier()
+    torch_model.set_attn_implementation("eager")
+    ids, _ = batch()
+    traced = from_torch(torch_model.eval(), {"input_ids": ids}, dynamic=False)
+    return _jax_run(what, traced)
+
+
+def native_side(what: str) -> Callable[[], Any]:
+    """Return the same of dew's own BERT, with the same weights."""
+    import bridges
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch_classifier().save_pretrained(folder)
+        return _jax_run(what, bridges.load(folder, traced="never"))
+
+
+def _jax_run(what: str, model: Any) -> Callable[[], Any]:
     import jax
     import jax.numpy as jnp
     import optax
 
-    from bridges import from_torch
     from dew.training.adam import adamw
 
-    torch_model = torch_classifier()
-    torch_model.set_attn_implementation("eager")
     ids, labels = batch()
-    traced = from_torch(torch_model.eval(), {"input_ids": ids}, dynamic=False)
     if what == "forward":
-        return lambda: jax.block_until_ready(traced(input_ids=ids)["logits"])
+        return lambda: jax.block_until_ready(model(input_ids=ids)["logits"])
     optimizer = adamw(RATE, weight_decay=1e-2)
 
     def loss(params: Any) -> Any:
-        variables = {**traced.variables, "params": params}
-        logits = traced.apply(variables, input_ids=jnp.asarray(ids))["logits"]
+        variables = {**model.variables, "params": params}
+        logits = model.apply(variables, input_ids=jnp.asarray(ids))["logits"]
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     def update(params: Any, state: Any) -> Any:
@@ -110,7 +125,7 @@ def traced_side(what: str) -> Callable[[], Any]:
         return optax.apply_updates(params, updates), state, value
 
     step = jax.jit(update, donate_argnums=(0, 1))
-    params = jax.tree.map(jnp.copy, traced.variables["params"])
+    params = jax.tree.map(jnp.copy, model.variables["params"])
     held = [params, jax.jit(optimizer.init)(params)]
 
     def run() -> float:
@@ -138,7 +153,7 @@ def _start(model: Path, env: dict[str, str]) -> float:
 
 
 SHAPES = {"bert-base forward": "forward", "bert-base train step": "step"}
-SIDES = {"dew, traced": traced_side, TORCH: torch_side}
+SIDES = {"dew": native_side, "dew, traced": traced_side, TORCH: torch_side}
 
 
 def main() -> None:
