@@ -370,3 +370,17 @@ def test_beams_are_transformers(kind, request, cache, tmp_path):
     ended = {**options, "eos_token_id": [int(free[0, -5]), int(free[3, -9])], "pad_token_id": 2}
     for wanted in (options, ended):
         np.testing.assert_array_equal(ours(bundle, **wanted), reference(theirs, **wanted))
+
+
+@pytest.mark.slow
+def test_a_new_length_compiles_nothing_where_positions_cannot_be_padded(cache, tmp_path):
+    """Bloom counts positions from the first slot: what passes a common width is read on."""
+    theirs, _, bundle = made("bloom", tmp_path)
+    ids = np.random.default_rng(0).integers(1, VOCABULARY, (2, 23))
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    counts = []
+    for length in (21, 22, 23):
+        right = theirs.generate(torch.tensor(ids[:, :length]), **options).numpy()
+        np.testing.assert_array_equal(bundle.generate(ids[:, :length], **options), right)
+        counts.append((decoding._prompts_read._cache_size(), decoding._read_on._cache_size()))
+    assert counts[1:] == counts[:1] * 2

@@ -34,18 +34,18 @@ def run(settings: Settings) -> int:
     import bridges
     from bridges.finetune.backend import choose_backend
     from bridges.finetune.data import row_length
+    from bridges.finetune.learner import learner_of
     from bridges.finetune.scores import scored
     from dew.cli.source import model_of
     from dew.config.durable import write_json
     from dew.data import finite_batches
-    from dew.objectives.lm import LMObjective
 
     choose_backend(settings["use_cpu"])
     source, batch = model_of(settings), settings["per_device_eval_batch_size"]
     bundle = bridges.load(source, revision=settings["model_revision"], dtype=settings["dtype"])
-    seq_len = row_length(settings, bundle.model)
-    text, rows = held_out_rows(settings, bundle, seq_len=seq_len)
-    objective = LMObjective(bundle.model, seq_len)
+    learner = learner_of(bundle)
+    text, rows, seq_len = held_out_rows(settings, learner, row_length(settings, learner))
+    objective = learner.objective(seq_len)
     results = scored(objective, bundle.variables, finite_batches(rows, batch=batch))
     print(_table(f"{source} on {text}", {"rows": len(rows), **results}))
     if settings.origins["output_dir"] == "flag":
@@ -55,27 +55,18 @@ def run(settings: Settings) -> int:
     return 0
 
 
-def held_out_rows(settings: Settings, bundle: Any, *, seq_len: int) -> tuple[str, Any]:
-    """Return what is evaluated on, for the table, and its rows."""
-    import bridges
+def held_out_rows(settings: Settings, learner: Any, seq_len: int) -> tuple[str, Any, int]:
+    """Return what is evaluated on, for the table, its rows, and the predicted positions of one."""
+    from bridges.finetune.data import read_rows
 
     text, split = settings["dataset_name"], None
     if settings.origins["dataset_name"] != "flag":
         text = settings["eval_data"] or text
         split = None if settings["eval_data"] else settings["eval_split"] or None
-    data = bridges.dataset(
-        text,
-        bundle.processor,
-        seq_len=seq_len,
-        batch=1,
-        text_field=settings["dataset_text_field"],
-        pack=settings["packing"],
-        split=split,
-        seed=settings["seed"],
-        max_positions=bundle.model.position_limit,
-        vocab_size=bundle.model.vocab_size,
-    )
-    return (text, data.rows) if split is None else (f"{split} of {text}", data.eval_rows)
+    data = read_rows(settings, learner, text, seq_len=seq_len, batch=1, split=split)
+    if split is None:
+        return text, data.rows, data.report.seq_len
+    return f"{split} of {text}", data.eval_rows, data.report.seq_len
 
 
 def _table(heading: str, results: Mapping[str, Any]) -> str:

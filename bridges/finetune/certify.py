@@ -27,6 +27,9 @@ def certified(parts: Parts) -> int:
         # Its evaluation would wait for the other processes.
         print(f"parity.json: not written by a pool; run: python -m parity certify {folder}")
         return 0
+    if not (folder / "config.json").exists():
+        print("parity.json: not written, there is no whole model to compare", flush=True)
+        return 0
     found = list(entry_points(group=GROUP))
     if not found or find_spec("torch") is None or find_spec("transformers") is None:
         print("parity.json: not written, torch and transformers are not installed", flush=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from bridges.finetune.learner import Learner
+from bridges.finetune.separate import one_document_a_row
 from dew.cli.command import Settings
 from dew.errors import InputRefused
 
 
-def row_length(settings: Settings, model: Any) -> int:
+def row_length(settings: Settings, learner: Learner) -> int:
     """Return the predicted positions of a row: max_length tokens, the first of them no target.
 
     A default longer than the model is shortened with a line that says so.
@@ -17,7 +19,7 @@ def row_length(settings: Settings, model: Any) -> int:
     Raises:
         InputRefused: a max_length that was asked for exceeds the model's positions.
     """
-    length, limit = settings["max_length"], model.position_limit
+    length, limit = settings["max_length"], learner.position_limit
     if limit is not None and length > limit:
         if settings.given("max_length"):
             raise InputRefused(
@@ -29,30 +31,73 @@ def row_length(settings: Settings, model: Any) -> int:
     return length - 1
 
 
-def open_data(settings: Settings, bundle: Any, *, seq_len: int, rows: int) -> Any:
-    """Return the `TextDataset` of a run.
+def open_data(settings: Settings, learner: Learner, *, seq_len: int, rows: int) -> Any:
+    """Return the `TextDataset` of a run; its report's `seq_len` is that of its rows.
 
     Args:
         settings: of `dew finetune`.
-        bundle: whose tokenizer and vocabulary the data must fit.
-        seq_len: predicted positions of a row.
+        learner: whose tokenizer, vocabulary and mask the data must fit.
+        seq_len: predicted positions of a row, at most.
         rows: rows of a microbatch.
 
     Raises:
-        InputRefused: see `bridges.dataset`; no trainable token among them.
+        InputRefused: see `bridges.dataset`; no trainable token among them; packing that was asked
+            for and that the model cannot do.
+    """
+    return read_rows(
+        settings,
+        learner,
+        settings["dataset_name"],
+        seq_len=seq_len,
+        batch=rows,
+        split=settings["eval_split"] or None,
+        eval_source=settings["eval_data"],
+    )
+
+
+def read_rows(
+    settings: Settings, learner: Learner, source: Any, *, seq_len: int, **options: Any
+) -> Any:
+    """Return the `TextDataset` of any source, packed where the model can keep documents apart.
+
+    Args:
+        settings: with the text field, the seed and whether to pack.
+        learner: whose tokenizer, vocabulary and mask the data must fit.
+        source: see `bridges.dataset`.
+        seq_len: predicted positions of a row, at most.
+        **options: further ones of `bridges.dataset`.
+
+    Raises:
+        InputRefused: as for `open_data`.
     """
     import bridges
 
-    return bridges.dataset(
-        settings["dataset_name"],
+    bundle, packs = learner.bundle, settings["packing"]
+    apart = packs and not learner.masks_documents
+    if apart and settings.origins["packing"] == "flag":
+        raise InputRefused(
+            f"packing: {bundle.family} is traced and takes no mask of documents, so those that "
+            "share a row would see each other; leave --packing out"
+        )
+    data = bridges.dataset(
+        source,
         bundle.processor,
         seq_len=seq_len,
-        batch=rows,
         text_field=settings["dataset_text_field"],
-        pack=settings["packing"],
-        split=settings["eval_split"] or None,
-        eval_source=settings["eval_data"],
+        pack=packs,
         seed=settings["seed"],
-        max_positions=bundle.model.position_limit,
-        vocab_size=bundle.model.vocab_size,
+        max_positions=learner.position_limit,
+        vocab_size=learner.vocab_size,
+        **options,
     )
+    if not apart:
+        return data
+    separated = one_document_a_row(data, bundle.processor, seed=settings["seed"])
+    if separated is data:
+        return data
+    print(
+        f"packing: each document has rows of its own, for {bundle.family} is traced and takes no "
+        f"mask of documents; the rows are {separated.report.filled:.0%} filled",
+        file=sys.stderr,
+    )
+    return separated

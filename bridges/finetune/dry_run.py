@@ -23,6 +23,7 @@ def dry_run(settings: Settings) -> int:
 
     from bridges.finetune.backend import choose_backend
     from bridges.finetune.data import row_length
+    from bridges.finetune.learner import learner_of
     from bridges.finetune.mesh import batch_parts, mesh_of
     from bridges.finetune.method import method_of
     from bridges.finetune.optimizer import AdamW
@@ -30,20 +31,23 @@ def dry_run(settings: Settings) -> int:
 
     choose_backend(settings["use_cpu"])
     mesh = mesh_of(settings["mesh"])
-    shell = model_without_weights(settings)
-    model = shell.model.clone(remat=settings["activation_checkpointing"])
-    seq_len = row_length(settings, model)
-    objective = method_of(settings).objective(shell, model, seq_len)
+    shell = model_without_weights(settings, mesh)
+    learner = learner_of(shell, remat=settings["activation_checkpointing"])
+    seq_len = row_length(settings, learner)
+    method = method_of(settings)
+    objective = method.objective(learner, seq_len)
     trainer = Trainer(
         objective,
-        AdamW(settings["learning_rate"], "constant", 0, 1).transform(),
+        AdamW(settings["learning_rate"], "constant", 0, 1).transform(
+            lambda params: method.decays(learner, params)
+        ),
         key=jax.random.key(settings["seed"]),
         mesh=mesh,
         accumulation=settings["gradient_accumulation_steps"],
     )
     rows = settings["per_device_train_batch_size"] * batch_parts(mesh)
     field = jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)
-    plan = trainer.plan({"text": field, "segments": field}, {"params": model.parameter_shapes()})
+    plan = trainer.plan({"text": field, "segments": field}, learner.shapes())
     print(f"\nparameters\n{_shapes(plan.state.params)}")
     print(f"\nbatch\n  text, segments int32 [{rows}, {seq_len + 1}]")
     print(f"\nmemory of a step on {jax.devices()[0].device_kind}\n{_memory(plan.memory)}")
@@ -51,20 +55,39 @@ def dry_run(settings: Settings) -> int:
     return 0
 
 
-def model_without_weights(settings: Settings) -> Any:
-    """Return a bundle of the model that the config describes, without variables."""
+def model_without_weights(settings: Settings, mesh: Any) -> Any:
+    """Return a bundle of the model that the config describes, without values.
+
+    Raises:
+        InputRefused: a config that cannot be used.
+        LayoutRefused: the mesh does not cut a traced model's parameters.
+    """
+    from bridges.family import FAMILIES, NotNative
     from bridges.files.json_file import read_json
     from bridges.files.tensors import open_tensors
     from bridges.hub import resolve
     from bridges.loading import read_model
+    from bridges.torch.checkpoint import is_traceable, traced_shapes
     from dew.inference.bundle import Bundle
+    from dew.placement import Layout, Placement
 
     path = Path(resolve(settings["model_name_or_path"], settings["model_revision"]))
-    if path.is_dir() and (path / "config.json").exists():
-        config = read_json(path / "config.json")
-    else:
-        config = open_tensors(path).config()  # type: ignore[attr-defined]
-    model = read_model(config, str(path)).clone(dtype=settings["dtype"])
+    dtype = settings["dtype"]
+    folder = path.is_dir() and (path / "config.json").exists()
+    config: dict = read_json(path / "config.json") if folder else open_tensors(path).config()  # type: ignore[attr-defined]
+
+    def traced() -> Any:
+        print("no native family: traced from transformers, with its own classes", flush=True)
+        return traced_shapes(path, config, dtype=dtype, placement=Placement.of(mesh, Layout(), {}))
+
+    if folder and config.get("model_type") not in FAMILIES and is_traceable(config, dtype):
+        return traced()
+    try:
+        model = read_model(config, str(path)).clone(dtype=dtype)
+    except NotNative:
+        if not folder or not is_traceable(config, dtype):
+            raise
+        return traced()
     return Bundle(model=model, variables={}, config=config, family=config["model_type"])
 
 

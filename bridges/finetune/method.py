@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from bridges.finetune.learner import Learner, LowRank
 from dew.cli.command import Settings
+from dew.errors import InputRefused
 
 
 class Method(Protocol):
-    """Builds the objective and writes what was trained."""
+    """Builds the objective and writes what was trained: the collections that are not frozen."""
 
     adapter: bool
 
-    def objective(self, bundle: Any, model: Any, seq_len: int) -> Any:
-        """Return the objective for a bundle's model, or for that model changed."""
+    def objective(self, learner: Learner, seq_len: int) -> Any:
+        """Return the objective of a learner.
+
+        Raises:
+            InputRefused: what would be trained could not be written in the end.
+        """
         ...
 
-    def write(self, bundle: Any, params: Any, folder: Path) -> None:
+    def decays(self, learner: Learner, params: Any) -> Any:
+        """Return which of the trained parameters decay."""
+        ...
+
+    def write(self, learner: Learner, variables: Mapping[str, Any], folder: Path) -> None:
         """Write a checkpoint's weights into an existing folder, unverified."""
         ...
 
-    def finish(self, bundle: Any, params: Any, folder: Path) -> None:
+    def finish(self, learner: Learner, variables: Mapping[str, Any], folder: Path) -> None:
         """Write the finished run's weights, reload and compare them."""
         ...
 
@@ -33,24 +45,27 @@ class WholeModel:
 
     adapter = False
 
-    def objective(self, bundle: Any, model: Any, seq_len: int) -> Any:
-        """Return next-token prediction over the model's own parameters."""
-        from dew.objectives.lm import LMObjective
+    def objective(self, learner: Learner, seq_len: int) -> Any:
+        """Return the objective over the model's own parameters."""
+        if learner.no_export is not None:
+            raise InputRefused(f"{learner.no_export}; train an adapter with --lora_rank")
+        return learner.objective(seq_len)
 
-        return LMObjective(model, seq_len)
+    def decays(self, learner: Learner, params: Any) -> Any:
+        """Return which of the model's parameters decay."""
+        return learner.decays(params)
 
-    def write(self, bundle: Any, params: Any, folder: Path) -> None:
+    def write(self, learner: Learner, variables: Mapping[str, Any], folder: Path) -> None:
         """Write the model beside the checkpoint's `dew` folder."""
         import bridges
 
-        trained = bundle.replace(variables={"params": params})
-        bridges.export(trained, folder, verify=False)
+        bridges.export(_trained(learner, variables), folder, verify=False)
 
-    def finish(self, bundle: Any, params: Any, folder: Path) -> None:
+    def finish(self, learner: Learner, variables: Mapping[str, Any], folder: Path) -> None:
         """Write the model into the output folder and compare it."""
         import bridges
 
-        bridges.export(bundle.replace(variables={"params": params}), folder, verify=True)
+        bridges.export(_trained(learner, variables), folder, verify=True)
 
 
 @dataclass(frozen=True)
@@ -58,51 +73,45 @@ class Adapter:
     """A LoRA adapter is trained; the model's weights stay.
 
     Args:
-        rank: of the adapter.
-        alpha: the adapter is scaled by alpha / rank.
-        targets: module names as in the checkpoint; empty for every linear map of the layers.
+        asked: its rank, scale, targets and dropout.
     """
 
-    rank: int
-    alpha: float
-    targets: tuple[str, ...] = ()
+    asked: LowRank
     adapter = True
 
-    def objective(self, bundle: Any, model: Any, seq_len: int) -> Any:
-        """Return next-token prediction over adapters, the model's parameters frozen."""
-        from dew.objectives.lm import LoRAObjective
+    def objective(self, learner: Learner, seq_len: int) -> Any:
+        """Return the objective over adapters, the model's parameters frozen."""
+        return learner.adapter_objective(seq_len, self.asked)
 
-        return LoRAObjective(model, seq_len, self._lora(bundle))
+    def decays(self, learner: Learner, params: Any) -> Any:
+        """Return that every A and B decays."""
+        from dew.training.optimizers import decayed
 
-    def write(self, bundle: Any, params: Any, folder: Path) -> None:
+        return decayed(params)
+
+    def write(self, learner: Learner, variables: Mapping[str, Any], folder: Path) -> None:
         """Write adapter_config.json and adapter_model.safetensors."""
         import bridges
 
-        bridges.export_adapter(self._adapted(bundle, params), folder)
+        bridges.export_adapter(learner.adapted(variables["params"], self.asked), folder)
 
-    def finish(self, bundle: Any, params: Any, folder: Path) -> None:
+    def finish(self, learner: Learner, variables: Mapping[str, Any], folder: Path) -> None:
         """Write the adapter, and the merged model into `merged`; reload and compare both."""
         import bridges
         from bridges.adapters import merge
 
-        live = self._adapted(bundle, params)
+        live = learner.adapted(variables["params"], self.asked)
         bridges.export_adapter(live, folder)
-        bridges.export(merge(live), folder / "merged", verify=True)
-        compare_adapters(live, bridges.load_adapter(bundle, folder))
+        if learner.no_export is None:
+            bridges.export(merge(live), folder / "merged", verify=True)
+        else:
+            print(f"merged: not written. {learner.no_export}", flush=True)
+        compare_adapters(live, bridges.load_adapter(learner.bundle, folder))
 
-    def _lora(self, bundle: Any) -> Any:
-        from bridges.adapters import adapter_targets
-        from dew.nn.lora import LoRA
 
-        return LoRA(self.rank, self.alpha, adapter_targets(bundle, self.targets))
-
-    def _adapted(self, bundle: Any, params: Any) -> Any:
-        lora = self._lora(bundle)
-        return bundle.replace(
-            model=bundle.model.clone(adapter_scale=lora.scale),
-            variables={"params": bundle.variables["params"], "lora": params},
-            adapter=lora,
-        )
+def _trained(learner: Learner, variables: Mapping[str, Any]) -> Any:
+    """Return the bundle with the collections that were trained in place of its own."""
+    return learner.bundle.replace(variables={**learner.bundle.variables, **variables})
 
 
 def compare_adapters(live: Any, again: Any) -> None:
@@ -126,8 +135,9 @@ def compare_adapters(live: Any, again: Any) -> None:
         for name in ours.keys() | theirs.keys()
         if name not in ours or name not in theirs or not np.array_equal(ours[name], theirs[name])
     ]
-    if live.model.adapter_scale != again.model.adapter_scale:
-        differing.append(f"scale {live.model.adapter_scale} against {again.model.adapter_scale}")
+    # Alpha is written and divided anew.
+    if not math.isclose(live.adapter.scale, again.adapter.scale, rel_tol=1e-12):
+        differing.append(f"scale {live.adapter.scale} against {again.adapter.scale}")
     if differing:
         raise RuntimeError(f"the adapter that was written differs: {', '.join(sorted(differing))}")
 
@@ -140,5 +150,6 @@ def method_of(settings: Settings) -> Method:
     """
     if settings["use_peft"]:
         targets = tuple(settings["lora_target_modules"])
-        return Adapter(settings["lora_r"], settings["lora_alpha"], targets)
+        dropout = settings["lora_dropout"] or 0.0
+        return Adapter(LowRank(settings["lora_r"], settings["lora_alpha"], targets, dropout))
     return WholeModel()

@@ -8,7 +8,7 @@ from typing import Any
 
 import optax
 
-from dew.training.optimizers import optimizer
+from dew.training.optimizers import decayed, optimizer
 from dew.training.schedules import learning_rate
 
 
@@ -37,8 +37,12 @@ class AdamW:
     epsilon: float = 1e-8
     max_grad_norm: float = 1.0
 
-    def transform(self) -> optax.GradientTransformation:
-        """Return the optax chain: clip, moments, decay, rate."""
+    def transform(self, decays: Callable[[Any], Any] = decayed) -> optax.GradientTransformation:
+        """Return the optax chain: clip, moments, decay, rate.
+
+        Args:
+            decays: which leaves of the parameters decay, a tree of booleans.
+        """
         return optimizer(
             "adamw",
             self.rate(),
@@ -47,6 +51,7 @@ class AdamW:
             beta2=self.beta2,
             epsilon=self.epsilon,
             max_grad_norm=self.max_grad_norm,
+            decays=decays,
         )
 
     def rate(self) -> Callable[[Any], Any]:

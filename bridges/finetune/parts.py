@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bridges.finetune.data import open_data, row_length
+from bridges.finetune.learner import Learner, learner_of
 from bridges.finetune.mesh import batch_parts, mesh_of
 from bridges.finetune.method import Method, method_of
 from bridges.finetune.optimizer import AdamW
@@ -22,7 +24,7 @@ class Parts:
         settings: as merged.
         folder: where everything goes.
         name: of the run.
-        bundle: the model as it was loaded.
+        learner: the model as it was loaded, and how it learns.
         data: the `TextDataset`.
         plan: the sizes.
         method: whole model or adapter.
@@ -34,7 +36,7 @@ class Parts:
     settings: Settings
     folder: Path
     name: str
-    bundle: Any
+    learner: Learner
     data: Any
     plan: Plan
     method: Method
@@ -60,10 +62,12 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
         dtype=settings["dtype"],
         mesh=mesh,
     )
-    model = bundle.model.clone(remat=settings["activation_checkpointing"])
-    seq_len = row_length(settings, model)
+    learner = learner_of(bundle, remat=settings["activation_checkpointing"])
+    if learner.note is not None:
+        print(learner.note, file=sys.stderr)
+    seq_len = row_length(settings, learner)
     rows = settings["per_device_train_batch_size"] * parts
-    data = open_data(settings, bundle, seq_len=seq_len, rows=rows)
+    data = open_data(settings, learner, seq_len=seq_len, rows=rows)
     print(f"\ndata\n{_indented(str(data.report))}", flush=True)
     plan = plan_of(settings, records=data.records, devices=parts, held_out=data.val is not None)
     print(
@@ -75,11 +79,11 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
         settings=settings,
         folder=folder,
         name=name,
-        bundle=bundle,
+        learner=learner,
         data=data,
         plan=plan,
         method=method,
-        objective=method.objective(bundle, model, seq_len),
+        objective=method.objective(learner, data.report.seq_len),
         optimizer=optimizer_of(settings, plan),
         mesh=mesh,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ class RunCheckpoints(Checkpoints):
     Args:
         directory: the run's output folder.
         keep: how many stay; None keeps all.
-        write: `write(params, folder)` adds the model's files, before the folder gets its name.
+        write: `write(learned, folder)` adds the model's files, before the folder gets its name.
+        learned: what of the state's variables `write` gets; the parameters unless told.
         accumulation: microbatches an update.
 
     Attributes:
@@ -38,11 +40,12 @@ class RunCheckpoints(Checkpoints):
         *,
         keep: int | None,
         write: Callable[[Any, Path], None],
+        learned: Callable[[Mapping[str, Any]], Any] = itemgetter("params"),
         accumulation: int = 1,
     ):
         super().__init__(directory, keep=KEEP_ALL if keep is None else keep)
         self.describe: Callable[[int, Path], None] = lambda microbatches, folder: None
-        self._write_model = write
+        self._write_model, self._learned = write, learned
         self._accumulation = accumulation
 
     def path(self, step: int) -> str:
@@ -67,5 +70,5 @@ class RunCheckpoints(Checkpoints):
         super().save(update, state, saved, metrics, share=share)
 
     def _write_extra(self, step: int, state: Any, folder: Path) -> None:
-        self._write_model(state.params["params"], folder)
+        self._write_model(self._learned(state.params), folder)
         self.describe(int(state.step), folder)

@@ -180,6 +180,16 @@ ADAPTER = (
         section="adapter",
     ),
     Option(
+        "lora_dropout",
+        "number",
+        None,
+        "share of a map's inputs that the adapter does not see in a step; traced models only",
+        low=0,
+        high=0.99,
+        implies=_LORA,
+        section="adapter",
+    ),
+    Option(
         "lora_target_modules",
         "texts",
         (),

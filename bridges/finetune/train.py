@@ -62,7 +62,8 @@ def _checkpoints(parts: Parts) -> RunCheckpoints | None:
     return RunCheckpoints(
         str(parts.folder),
         keep=parts.settings["save_total_limit"],
-        write=lambda params, folder: parts.method.write(parts.bundle, params, folder),
+        learned=dict,
+        write=lambda learned, folder: parts.method.write(parts.learner, learned, folder),
         accumulation=parts.plan.accumulation,
     )
 
@@ -78,7 +79,7 @@ def _fit(parts: Parts, checkpoints: RunCheckpoints | None, log: RunLog) -> Any:
     shown = UpdateProgress(default_progress(), plan.accumulation)
     trainer = Trainer(
         parts.objective,
-        parts.optimizer.transform(),
+        parts.optimizer.transform(lambda params: parts.method.decays(parts.learner, params)),
         key=jax.random.key(settings["seed"]),
         mesh=parts.mesh,
         accumulation=plan.accumulation,
@@ -92,7 +93,7 @@ def _fit(parts: Parts, checkpoints: RunCheckpoints | None, log: RunLog) -> Any:
         eval_every=plan.eval_every,
         checkpoint_every=None if checkpoints is None else plan.save_every,
         metrics=(metrics.perplexity(),),
-        variables=parts.bundle.variables,
+        variables=parts.learner.bundle.variables,
         progress=Silent() if hidden else shown,
     )
 
@@ -101,7 +102,7 @@ def _before(parts: Parts, log: RunLog) -> dict[str, Any]:
     """Score the model as it was loaded, where asked."""
     if not parts.settings["eval_on_start"] or parts.data.val is None:
         return {}
-    variables = parts.objective.init(_key(parts), parts.bundle.variables)
+    variables = parts.objective.init(_key(parts), parts.learner.bundle.variables)
     found = scored(parts.objective, variables, parts.data.val, mesh=parts.mesh)
     log.record({"step": 0, "epoch": 0.0, **found})
     print(f"before: perplexity {found['eval_perplexity']:.6g}", flush=True)
@@ -141,15 +142,17 @@ def _finish(
     parts: Parts, log: RunLog, state: Any, before: dict[str, Any], results: dict[str, Any]
 ) -> int:
     """Bring the model to process 0, which writes everything."""
-    params = collective_host(state.params["params"], phase="export", held_by="first")
-    bundle = parts.bundle
+    frozen = parts.objective.frozen
+    learned = {name: part for name, part in state.params.items() if name not in frozen}
+    learned = collective_host(learned, phase="export", held_by="first")
+    learner = parts.learner
     if parts.method.adapter and pooled():
-        whole = collective_host(bundle.variables, phase="export", held_by="first")
-        bundle = bundle.replace(variables=whole or {})
-    parts = replace(parts, bundle=bundle)
+        whole = collective_host(learner.bundle.variables, phase="export", held_by="first")
+        learner = replace(learner, bundle=learner.bundle.replace(variables=whole or {}))
+    parts = replace(parts, learner=learner)
 
     def write() -> int:
-        return 0 if rank() else _write(parts, log, state, params, before, results)
+        return 0 if rank() else _write(parts, log, state, learned, before, results)
 
     return agreed("export", write)
 
@@ -158,13 +161,13 @@ def _write(
     parts: Parts,
     log: RunLog,
     state: Any,
-    params: Any,
+    learned: Any,
     before: dict[str, Any],
     results: dict[str, Any],
 ) -> int:
     """Write everything; train_results.json comes last and says that the run is finished."""
     folder, settings = parts.folder, parts.settings
-    parts.method.finish(parts.bundle, params, folder)
+    parts.method.finish(parts.learner, learned, folder)
     held_out = {name: value for name, value in results.items() if name.startswith("eval_")}
     training = {name: value for name, value in results.items() if name not in held_out}
     if held_out:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +23,9 @@ from bridges.files.writer import write_file
 from bridges.torch.decoding import Decoder, WritingModule, generate_traced
 from bridges.torch.graph import FORMAT
 from bridges.torch.kinds import ModuleKinds
-from bridges.torch.module import TracedModule, Tracer
+from bridges.torch.module import TracedModule, Tracer, Variables
+from bridges.torch.parameter_axes import Axes, parameter_axes
+from bridges.torch.source_module import SourceModule
 from bridges.torch.store import (
     fingerprint,
     keep_program,
@@ -33,13 +33,25 @@ from bridges.torch.store import (
     read_arrays,
     write_arrays,
 )
-from dew.errors import InputRefused, WeightMismatch, listed, shown
+from dew.errors import WeightMismatch, listed
 from dew.inference.bundle import Bundle
+from dew.placement import LayoutRefused
 from dew.placement.placement import Placement, put
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
 RECORD, BUFFERS = "module.json", "buffers.safetensors"
+
+
+class TextModule(WritingModule):
+    """A checkpoint's traced module, with what a pipeline's task reads of a model of texts."""
+
+    input_names: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")
+    counts_real_tokens: ClassVar[bool] = True
+
+    def holding(self, variables: Variables) -> TextModule:
+        """Return this module with other weights; both share what was traced."""
+        return TextModule(self._tracer, variables, self.decoder)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,7 +60,13 @@ class TracedBundle(Bundle):
 
     It takes and gives Hugging Face's names, as every bundle does: all inputs of the model's own
     forward, all of its outputs. `variables` hold `params` and `buffers` by torch's names.
+
+    Attributes:
+        axes: the logical axes of the parameters that a mesh cuts by name; empty where it cuts
+            each along its longest axis.
     """
+
+    axes: Mapping[str, Axes] = dataclasses.field(default_factory=dict)
 
     def __call__(self, **inputs: Any) -> dict[str, Any]:
         """Run the model once, jitted.
@@ -95,10 +113,16 @@ class TracedBundle(Bundle):
     @property
     def position_limit(self) -> int | None:
         """How many positions the config gives the model, None where it names no number."""
+        return self._number(*_POSITIONS)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """How many ids the config gives the model, None where it names no number."""
+        return self._number("vocab_size")
+
+    def _number(self, *names: str) -> int | None:
         config = {**self.config, **(self.config.get("text_config") or {})}
-        return next(
-            (config[name] for name in _POSITIONS if isinstance(config.get(name), int)), None
-        )
+        return next((config[name] for name in names if isinstance(config.get(name), int)), None)
 
     def taken(self, **inputs: Any) -> dict[str, Any]:
         """Return those of `inputs` that the model's forward has a name for."""
@@ -141,23 +165,22 @@ def load_traced(
         LayoutRefused: the mesh does not cut the parameters.
     """
     folder = _home(config, dtype)
-    made = _Made(path, config, dtype)
+    made = SourceModule(path, config, dtype)
     record = _record(folder)
     if record is None:
         record = made.described()
         _keep(folder, record, made.buffers())
-    if record["direct"]:
-        shapes = _shapes(path, folder, record)
-        variables = _placed(_read(path, folder, record), shapes, placement)
-    else:
-        shapes = made.shapes()
-        variables = _placed(made.weights(), shapes, placement)
+    direct = record["direct"]
+    shapes = _shapes(path, folder, record) if direct else made.shapes()
+    axes, places = _places(record, shapes, placement)
+    weights = _read(path, folder, record) if direct else made.weights()
+    variables = _placed(weights, shapes, places)
     tracer = Tracer(
         made.module, record["canonical"], kept_programs(folder), keep=partial(keep_program, folder)
     )
     decoder = Decoder(folder / "generation", made.module, record["canonical"])
     return TracedBundle(
-        model=WritingModule(tracer, variables, decoder),
+        model=TextModule(tracer, variables, decoder),
         variables=variables,
         config=config,
         processor=processor,
@@ -165,6 +188,43 @@ def load_traced(
         generation_config=generation_config,
         source=source,
         stored=record,
+        axes=axes,
+    )
+
+
+def traced_shapes(
+    path: Path, config: dict[str, Any], *, dtype: str, placement: Placement | None = None
+) -> TracedBundle:
+    """Return a bundle whose variables are shapes: what a plan needs, and no weight is read.
+
+    Args:
+        path: the folder.
+        config: its config.json.
+        dtype: what the parameters would be stored in.
+        placement: where each weight would go; None leaves that open.
+
+    Raises:
+        InputRefused: as for `load_traced`.
+        LayoutRefused: the mesh does not cut the parameters.
+    """
+    folder = _home(config, dtype)
+    made = SourceModule(path, config, dtype, filled=False)
+    record = _record(folder)
+    shapes = made.shapes() if record is None else _shapes(path, folder, record)
+    if record is None:
+        record = {**made.structure(), "direct": True, "reads_ahead": None}
+    axes, _ = _places(record, shapes, placement)
+    canonical = record["canonical"]
+    tracer = Tracer(made.module, canonical, kept_programs(folder))
+    decoder = Decoder(folder / "generation", made.module, canonical)
+    return TracedBundle(
+        model=TextModule(tracer, shapes, decoder),
+        variables=shapes,
+        config=config,
+        family=str(config.get("model_type")),
+        source=str(path),
+        stored=record,
+        axes=axes,
     )
 
 
@@ -187,141 +247,6 @@ def is_traceable(config: Mapping[str, Any], dtype: str) -> bool:
     return any(f'"{name}", "' in table.read_text("utf-8") for table in tables if table.is_file())
 
 
-class _Made:
-    """The torch module of a checkpoint, made when it is first wanted."""
-
-    def __init__(self, path: Path, config: Mapping[str, Any], dtype: str):
-        self._path, self._config, self._dtype = path, config, dtype
-        self._module: Any = None
-
-    def module(self) -> Any:
-        """Return the torch module with the checkpoint's weights.
-
-        Raises:
-            ImportError: torch or transformers is absent.
-        """
-        if self._module is None:
-            self._module = self._loaded()
-        return self._module
-
-    def described(self) -> dict[str, Any]:
-        """Return what a later start must know of the module: which tensor each weight is."""
-        from bridges.torch.export import numpy_of
-
-        module = self._needed()
-        kinds = ModuleKinds.of(module)
-        canonical = dict(kinds.canonical)
-        tensors = open_tensors(self._path)
-        known, prefix = set(tensors.names()), f"{module.base_model_prefix}."
-        stored: dict[str, tuple[str, str]] = {}
-        dtypes: dict[str, str] = {}
-        state = module.state_dict()
-        for name, tensor in state.items():
-            value = numpy_of(tensor)
-            found = [n for n in (name, name.removeprefix(prefix), prefix + name) if n in known]
-            if found and _equal(tensors.read(found[0]), value):
-                stored[name] = (found[0], tensors.info(found[0]).dtype.name)
-                dtypes[str(canonical.get(name, name))] = value.dtype.name
-        held = {canonical.get(name, name) for name in stored}
-        own = {canonical.get(name, name) for name in state}
-        params = [n for n, _ in module.named_parameters() if canonical.get(n, n) == n]
-        return {
-            "canonical": canonical,
-            "params": params,
-            "stored": stored,
-            "dtypes": dtypes,
-            "direct": own <= held,
-            "inputs": list(inspect.signature(module.forward).parameters),
-            "generates": bool(module.can_generate()),
-            **kinds.to_record(),
-        }
-
-    def buffers(self) -> dict[str, np.ndarray]:
-        """Return the module's buffers by torch's names."""
-        return {name: value for part, name, value in self.weights() if part == "buffers"}
-
-    def weights(self) -> Iterator[tuple[str, str, np.ndarray]]:
-        """Yield each weight with its collection and the name it is kept under."""
-        from bridges.torch.export import numpy_of
-
-        for part, name, tensor in self._tensors():
-            yield part, name, np.array(numpy_of(tensor))
-
-    def shapes(self) -> dict[str, dict[str, Any]]:
-        """Return the shapes of the weights, laid out as the variables."""
-        from bridges.torch.export import numpy_of
-
-        found: dict[str, dict[str, Any]] = {"params": {}, "buffers": {}}
-        for part, name, tensor in self._tensors():
-            array = numpy_of(tensor)
-            found[part][name] = jax.ShapeDtypeStruct(array.shape, array.dtype)
-        return found
-
-    def _tensors(self) -> Iterator[tuple[str, str, Any]]:
-        from bridges.torch.tracing import canonical_names
-
-        module = self._needed()
-        canonical = canonical_names(module)
-        named = {"params": module.named_parameters(), "buffers": module.named_buffers()}
-        for part, pairs in named.items():
-            for name, tensor in pairs:
-                if canonical.get(name, name) == name:
-                    yield part, name, tensor
-
-    def _needed(self) -> Any:
-        try:
-            return self.module()
-        except ImportError as error:
-            raise InputRefused(
-                f"model type {shown(self._config.get('model_type'))} has no native family in dew; "
-                f'tracing it needs {error}: pip install "dew[torch]"'
-            ) from error
-
-    def _loaded(self) -> Any:
-        import transformers
-
-        kind = _class_of(self._config)
-        options = {
-            "attn_implementation": "eager",
-            "output_loading_info": True,
-            "trust_remote_code": False,
-        }
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                module, said = kind.from_pretrained(
-                    self._path, dtype=self._dtype, use_safetensors=True, **options
-                )
-            except ValueError as error:
-                if "eager" not in str(error) and "attention" not in str(error):
-                    raise
-                del options["attn_implementation"]
-                module, said = kind.from_pretrained(
-                    self._path, dtype=self._dtype, use_safetensors=True, **options
-                )
-        problems = [f"missing  {name}" for name in sorted(said["missing_keys"])]
-        problems += [f"misshapen  {text}" for text in map(str, said.get("mismatched_keys") or ())]
-        if problems:
-            raise WeightMismatch(listed(f"{self._path}: the weights do not fit:", problems))
-        for part in (module.config, getattr(module.config, "text_config", None)):
-            if getattr(part, "use_cache", False):
-                setattr(part, "use_cache", False)  # noqa: B010  (a config of any class)
-        if isinstance(module, transformers.PreTrainedModel):
-            module.requires_grad_(True)
-        return module.eval()
-
-
-def _class_of(config: Mapping[str, Any]) -> Any:
-    """Return transformers' class for a config: its architecture, else the bare model."""
-    import transformers
-
-    for architecture in config.get("architectures") or ():
-        kind = getattr(transformers, str(architecture), None)
-        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
-            return kind
-    return transformers.AutoModel
-
-
 def _home(config: Mapping[str, Any], dtype: str) -> Path:
     """Return the folder that keeps what was traced for a config."""
     return cache_directory() / "traces" / fingerprint(config, dtype, FORMAT, version("dew"))
@@ -336,7 +261,7 @@ def _record(folder: Path) -> dict[str, Any] | None:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return record if record.get("direct") and "generates" in record else None
+    return record if record.get("direct") and "reads_ahead" in record else None
 
 
 def _keep(folder: Path, record: Mapping[str, Any], buffers: Mapping[str, np.ndarray]) -> None:
@@ -389,22 +314,37 @@ def _kept_under(record: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     }
 
 
+def _places(
+    record: Mapping[str, Any], shapes: Mapping[str, Any], placement: Placement | None
+) -> tuple[dict[str, Axes], Any]:
+    """Return the axes that a mesh cuts by name, and every weight's sharding or None."""
+    if placement is None:
+        return {}, None
+    axes: dict[str, Axes] = {}
+    if placement.spec.tensor > 1:
+        if placement.spec.sequence > 1:
+            raise LayoutRefused(
+                f"mesh: sequence is {placement.spec.sequence}, but a traced model's rows are not "
+                "cut along their length; set sequence=1"
+            )
+        axes = parameter_axes(ModuleKinds.from_record(record), shapes["params"])
+        placement = Placement.of(placement.spec, placement.layout, {"params": axes})
+    placement.check(shapes)
+    return axes, placement.shardings(shapes)
+
+
 def _placed(
     weights: Iterable[tuple[str, str, np.ndarray]],
     shapes: Mapping[str, Mapping[str, Any]],
-    placement: Placement | None,
+    places: Any,
 ) -> dict[str, dict[str, Any]]:
     """Return the variables on their devices, one tensor at a time on the host beside them.
 
     Args:
         weights: collection, name and value of each.
         shapes: of all of them, laid out as the variables.
-        placement: where they go; None is the default device.
+        places: the sharding of each; None is the default device.
     """
-    places: Any = None
-    if placement is not None:
-        placement.check(shapes)
-        places = placement.shardings(shapes)
     out: dict[str, dict[str, Any]] = {part: dict.fromkeys(names) for part, names in shapes.items()}
     for part, name, value in weights:
         if places is None:
@@ -412,11 +352,6 @@ def _placed(
         else:
             out[part][name] = put(value, places[part][name])
     return out
-
-
-def _equal(stored: np.ndarray, value: Any) -> bool:
-    ours = np.asarray(value)
-    return stored.shape == ours.shape and np.array_equal(stored.astype(ours.dtype), ours)
 
 
 def _given(inputs: Mapping[str, Any]) -> dict[str, Any]:

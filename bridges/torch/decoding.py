@@ -238,6 +238,13 @@ class CachedEngine:
         self, bundle: Bundle, prompts: np.ndarray, real: np.ndarray, new: int, source: Any
     ) -> Filled:
         """Read prompts [N, P] with room for `new` more; `source` is an encoder's ids and mask."""
+        later = prompts[:, :0]
+        if not self._seq2seq and not self._positions and real.all():
+            # Such a model counts positions from the first slot, so nothing can be padded: what
+            # passes a common width is read a token at a time, and no length compiles anew.
+            width = common_width(prompts.shape[1])
+            prompts, later, real = prompts[:, :width], prompts[:, width:], real[:, :width]
+            new += later.shape[1]
         if self._seq2seq:
             ids, mask = source_padded(source, self._limit)
             lengths, width = np.ones(len(prompts), np.int32), 1
@@ -260,7 +267,13 @@ class CachedEngine:
         layers = {"state": state, "mask": jnp.asarray(rolled, jnp.int32)}
         row = (lengths, lengths, visible, np.zeros((), np.int32), layers["mask"], state)
         self._token.program(self._token_inputs(*row))
-        return Filled(logits, layers, visible, width, lengths)
+        if not later.shape[1]:
+            return Filled(logits, layers, visible, width, lengths)
+        count, lengths = later.shape[1], lengths + later.shape[1]
+        rest = np.pad(later, ((0, 0), (0, bucket(count) - count)))
+        carried = logits, layers, jnp.asarray(visible, bool)
+        logits, layers, seen = _read_on(self, bundle.variables, carried, rest, width, count)
+        return Filled(logits, layers, np.asarray(seen), width + count, lengths)
 
     def weights(self, bundle: Bundle) -> Any:
         """Return the bundle's variables."""
@@ -398,6 +411,32 @@ class WholeEngine:
 @partial(jax.jit, static_argnums=(0, 3))
 def _prompts_read(engine: CachedEngine, variables: Any, inputs: Any, slots: int) -> Any:
     return engine.read(variables, inputs, slots)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _read_on(
+    engine: CachedEngine, variables: Any, carried: Any, tokens: Any, slot: Any, count: Any
+) -> Any:
+    """Return the logits, cache and visible slots after `count` of `tokens` [N, T] from `slot`."""
+
+    def advance(at: Any, carry: Any) -> Any:
+        logits, layers, visible = carry
+        visible = visible.at[:, slot + at].set(True)
+        places = jnp.full(tokens.shape[:1], slot + at, jnp.int32)
+        row = {"tokens": tokens[:, at], "positions": places, "visible": visible, "slot": slot + at}
+        after, layers = engine.step(variables, layers, **row)
+        return after.astype(logits.dtype), layers, visible
+
+    return jax.lax.fori_loop(0, count, advance, carried)
+
+
+def common_width(length: int) -> int:
+    """Return the greatest width up to `length` that other prompts share, an eighth below at most.
+
+    Eight a power of two, and multiples of 8 below 128; a prompt below 8 has its own.
+    """
+    step = max(8, (1 << (length.bit_length() - 1)) // 8)
+    return length if length < 8 else length // step * step
 
 
 @partial(jax.jit, static_argnums=0)

@@ -32,6 +32,7 @@ class Adapter:
         alpha: numerator of the scale.
         weights: each adapted module's name, and the leaf of `params` that is its weight.
         transposed: the modules that store their weight [inputs, outputs], as GPT-2's Conv1D.
+        dropout: the share of a map's inputs that its low-rank product does not see in a step.
 
     Source: Hu et al. 2021, arXiv:2106.09685.
     """
@@ -40,6 +41,7 @@ class Adapter:
     alpha: float
     weights: tuple[tuple[str, str], ...]
     transposed: frozenset[str] = frozenset()
+    dropout: float = 0.0
 
     @property
     def scale(self) -> float:
@@ -103,6 +105,7 @@ def adapter_of(
     rank: int = 8,
     alpha: float = 8.0,
     targets: Targets = ALL,
+    dropout: float = 0.0,
 ) -> Adapter:
     """Return the adapter of the modules that `targets` names, as PEFT reads them.
 
@@ -113,14 +116,18 @@ def adapter_of(
         targets: names or the ends of names at a dot, such as `("q_proj", "v_proj")`; or one text,
             a regular expression that a whole name matches; or "all-linear": every linear map but
             the model's output embedding.
+        dropout: from 0 to below 1, in training alone.
 
     Raises:
-        InputRefused: a rank below 1, or targets that are no linear maps of their own, by name:
-            embeddings, convolutions, a weight that several modules share.
+        InputRefused: a rank below 1, a dropout out of its range, or targets that are no linear
+            maps of their own, by name: embeddings, convolutions, a weight that several modules
+            share.
         UnknownName: a target that no module has.
     """
     if rank < 1:
         raise InputRefused(f"LoRA rank is {shown(rank)}; it must be at least 1")
+    if not 0 <= dropout < 1:
+        raise InputRefused(f"LoRA dropout is {shown(dropout)}; it must be from 0 to below 1")
     kinds = module_kinds(source)
     chosen = _chosen(kinds, targets)
     shared = kinds.shared
@@ -146,6 +153,7 @@ def adapter_of(
         alpha=float(alpha),
         weights=tuple((name, kinds.weight(name)) for name in chosen),
         transposed=frozenset(name for name in chosen if kinds.kinds[name] == CONV1D),
+        dropout=float(dropout),
     )
 
 

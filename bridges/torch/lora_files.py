@@ -94,7 +94,8 @@ def write_adapter(
     )
     transposed = set(adapter.modules) == adapter.transposed
     config = adapter_config(settings, source=source, conv1d=transposed)
-    beside = {**(files or {}), CONFIG: json_bytes({**config, "task_type": task_type})}
+    own = {"task_type": task_type, "lora_dropout": adapter.dropout}
+    beside = {**(files or {}), CONFIG: json_bytes({**config, **own})}
     with staged(Path(os.fspath(directory)), own={*beside, WEIGHTS}.__contains__) as folder:
         write_safetensors(folder / WEIGHTS, planned, iter(tensors.items()))
         for name, data in beside.items():

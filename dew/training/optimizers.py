@@ -26,6 +26,7 @@ def optimizer(
     epsilon: float = 1e-8,
     momentum: float = 0.0,
     max_grad_norm: float = 0.0,
+    decays: Callable[[Any], Any] | None = None,
 ) -> optax.GradientTransformation:
     """Return an optimizer whose state tells the learning rate of the last update.
 
@@ -33,11 +34,12 @@ def optimizer(
         name: one of `OPTIMIZERS`.
         rate: the learning rate of update n, counted from 0.
         weight_decay: of adamw and lion, decoupled, times the rate; of sgd, added to the
-            gradient as torch does. None on biases and the scales of norms.
+            gradient as torch does.
         beta1, beta2: decay of the moments of adam, adamw and lion.
         epsilon: added to the root of the second moment, of adam and adamw.
         momentum: of sgd.
         max_grad_norm: global norm that gradients are scaled down to; 0 leaves them.
+        decays: parameters to a tree of booleans, which leaves decay; `decayed` unless told.
 
     Raises:
         UnknownName: another name.
@@ -50,7 +52,7 @@ def optimizer(
         )
     if name == "adam" and weight_decay:
         raise InputRefused(f"weight_decay is {weight_decay} and adam has none; choose adamw")
-    decay = optax.add_decayed_weights(weight_decay, mask=decayed)
+    decay = optax.add_decayed_weights(weight_decay, mask=decays or decayed)
     clip = [clip_as_torch(max_grad_norm)] if max_grad_norm > 0 else []
     chains: dict[str, Callable[[], list[Any]]] = {
         "adam": lambda: [scale_by_adam(beta1, beta2, epsilon)],
