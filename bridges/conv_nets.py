@@ -15,8 +15,8 @@ KERNELS = {"wide": CONVOLUTION, "point": POINTS, "depth": DEPTHWISE}
 STATISTICS = {
     "weight": "scale",
     "bias": "bias",
-    "running_mean": "mean",
-    "running_var": "variance",
+    "running_mean": "running_mean",
+    "running_var": "running_variance",
 }
 """A batch norm's tensors to dew's leaves."""
 IGNORED = (r".*\.num_batches_tracked",)

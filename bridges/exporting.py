@@ -117,6 +117,7 @@ class _Content:
 
     def stored_name(self, name: str) -> str:
         """Return what the source calls the table's `name`."""
+        name = self.layout.spelled.get(name, name)
         return name.removeprefix(self.family.base_prefix) if self.layout.bare else name
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -227,7 +228,7 @@ def fits(array: np.ndarray, dtype: np.dtype) -> bool:
         return not (array.view(np.uint32) & np.uint32(0xFFFF)).any()
     with np.errstate(over="ignore", invalid="ignore"):
         back = array.astype(dtype).astype(array.dtype)
-    return np.array_equal(back.view(np.uint8), array.view(np.uint8))
+    return np.array_equal(back.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
 
 
 def _names(row: Row, leaves: dict[str, Any]) -> Iterator[str]:

@@ -16,6 +16,7 @@ NATIVE = """
 gpt2 gpt_neox opt llama mistral mixtral qwen2 qwen3 qwen3_moe gemma gemma2 gemma3_text phi3 olmo2
 smollm3 granite
 t5 bart marian
+whisper wav2vec2
 bert roberta xlm-roberta distilbert mpnet electra modernbert deberta-v2
 vit dinov2
 clip clip_text_model clip_vision_model siglip siglip_text_model siglip_vision_model
@@ -67,6 +68,10 @@ class Family:
         head_names: regular expressions of the tensors of any of these heads.
         parts: fields of the model that are off where the checkpoint holds no tensor of this
             regular expression, and nobody asked for a head.
+        spare: fields of the model that are on exactly where the checkpoint holds a tensor of this
+            regular expression, since no output depends on it.
+        spellings: regular expressions of names that are as good as the table's, and what the
+            table has; an export gives the source's back.
         old_names: regular expressions of names that older checkpoints used, and what they read
             now.
         harmless: config keys, beyond the common ones, that ask for no computation.
@@ -88,6 +93,8 @@ class Family:
     heads: Mapping[str, str] = field(default_factory=dict)
     head_names: tuple[str, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
+    spare: Mapping[str, str] = field(default_factory=dict)
+    spellings: Mapping[str, str] = field(default_factory=dict)
     old_names: Mapping[str, str] = field(default_factory=dict)
     harmless: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()

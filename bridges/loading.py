@@ -27,6 +27,7 @@ from bridges.names import (
     cut_padding,
     settle_head,
     settle_heads,
+    spelled_otherwise,
     table_tensors,
 )
 from bridges.sentence_pooling import read_pooling
@@ -40,6 +41,7 @@ FRESH_DEVIATION = 0.02  # as transformers draws new heads
 OTHER_HEADS = (
     *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
     *("ForMultipleChoice", "ForNextSentencePrediction", "DoubleHeadsModel", "EncoderModel"),
+    *("ForAudioClassification", "ForAudioFrameClassification", "ForXVector"),
 )
 TRACED = ("auto", "always", "never")
 
@@ -316,7 +318,8 @@ def _table(family: Family, model: Any, tensors: Any) -> tuple[Any, TableTensors,
     model, table, tied_copy = settle_head(family, model, table)
     table = cut_padding(family, model, table)
     dtypes = {name: table.info(name).dtype for name in table.names()}
-    return model, table, StoredLayout(bare, tied_copy, dtypes)
+    spelled = spelled_otherwise(family, table, bare)
+    return model, table, StoredLayout(bare, tied_copy, dtypes, spelled)
 
 
 def _shapes(rows: Sequence[Row], model: Any, tensors: TableTensors) -> dict:

@@ -53,6 +53,9 @@ KEEP = Move(into=lambda w: w, out=lambda w: w)
 TRANSPOSE = Move(into=lambda w: w.T, out=lambda k: k.T)
 """A torch Linear [outputs, inputs] to dew [inputs, outputs]."""
 
+TAPS = Move(into=lambda w: w.transpose(2, 1, 0), out=lambda k: k.transpose(2, 1, 0))
+"""A torch convolution along time [outputs, inputs, size] to dew [size, inputs, outputs]."""
+
 
 def split_by(size: int) -> Move:
     """A torch Linear [heads * size, inputs] to dew [inputs, heads, size], for any heads."""

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from bridges.family import Family
-from bridges.table import Row, Tensors
+from bridges.table import LAYER, Row, Tensors, name_pattern
 from dew.errors import shown
 
 PADDING_MULTIPLE = 64
 LARGEST_PADDING = 1024
 COMPARED_BYTES = 8 << 20
-TIED_HEADS = ("masked", "causal")
+TIED_HEADS = ("masked", "causal", "speech")
 """The kinds of `Family.heads` that end in the embedding's table, or one of its shape."""
 
 
@@ -29,11 +29,13 @@ class StoredLayout:
         bare: the names lacked the base model's prefix.
         tied_copy: the head was stored too, although it equals the embedding.
         dtypes: the stored dtype of each tensor, by its name in the weight table.
+        spelled: the source's name of each tensor that it spells in its own way, prefix and all.
     """
 
     bare: bool = False
     tied_copy: bool = False
     dtypes: Mapping[str, np.dtype] = field(default_factory=dict)
+    spelled: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,28 @@ def table_tensors(family: Family, tensors: Tensors) -> tuple[TableTensors, bool]
     stored = {}
     for name in names:
         new = name
-        for old, now in family.old_names.items():
+        for old, now in (*family.old_names.items(), *family.spellings.items()):
             new = re.sub(old, now, new)
         full = prefix + new if bare and not _matches(new, heads) else new
         if not _matches(full, ignored):
             stored[full] = name
     return TableTensors(tensors, stored), bare
+
+
+def spelled_otherwise(family: Family, tensors: TableTensors, bare: bool) -> dict[str, str]:
+    """Return the source's name, with the base's prefix, of each tensor that it spells otherwise.
+
+    Args:
+        family: whose `spellings` there may be.
+        tensors: what the checkpoint holds.
+        bare: whether the source's names lack the prefix.
+    """
+    prefix = family.base_prefix if bare else ""
+    return {
+        name: prefix + stored
+        for name, stored in tensors.stored.items()
+        if any(re.search(pattern, stored) for pattern in family.spellings)
+    }
 
 
 def settle_heads(
@@ -112,15 +130,16 @@ def settle_heads(
         fresh: whether a head may be drawn anew, because a task asked for it.
     """
     heads = [re.compile(pattern) for pattern in family.head_names]
-    own = {row.theirs for row in rows if _matches(row.theirs, heads)}
-    unused = [n for n in tensors.stored if _matches(n, heads) and n not in own]
+    own = [name_pattern(row) for row in rows]
+    unused = [n for n in tensors.stored if _matches(n, heads) and not _matches(n, own)]
     if unused:
         warnings.warn(
             f"not used, since the model was loaded without their head: {', '.join(unused)}",
             stacklevel=4,
         )
     kept = {name: value for name, value in tensors.stored.items() if name not in unused}
-    new = tuple(row for row in rows if row.theirs in own and row.theirs not in kept)
+    alone = [row for row in rows if LAYER not in row.theirs and _matches(row.theirs, heads)]
+    new = tuple(row for row in alone if row.theirs not in kept)
     if new and fresh:
         warnings.warn(
             f"not in the checkpoint, drawn anew for training: {', '.join(r.theirs for r in new)}",
@@ -147,6 +166,8 @@ def settle_head(
         The model, the tensors without a head that is a mere copy, and whether there was one.
     """
     embedding, head = family.embedding, family.head
+    for name, pattern in family.spare.items():
+        model = model.clone(**{name: any(re.fullmatch(pattern, held) for held in tensors.stored)})
     if family.heads:
         model = _without_parts(family, model, tensors)
         if model.head not in TIED_HEADS:

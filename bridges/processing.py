@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bridges.audio.letters import read_letters
 from bridges.config import Keys
 from bridges.files.json_file import parse_json
 from bridges.files.regular_file import open_regular, optional, shown_path
@@ -27,7 +28,7 @@ class JointProcessor:
     What these do not name is the tokenizer's: `encode`, `decode`, `eos_token_ids` and the rest.
 
     Attributes:
-        tokenizer: the checkpoint's.
+        tokenizer: the checkpoint's, or its `Letters`.
         images: its `ImageProcessor`, or None.
         sounds: its `LogMel` or `Waveform`, or None.
     """
@@ -45,6 +46,10 @@ class JointProcessor:
         }
         object.__setattr__(self, "files", found)
 
+    def __call__(self, inputs: Any, **options: Any) -> dict[str, Any]:
+        """Return what the model's call takes of sounds or else of images."""
+        return (self.images if self.sounds is None else self.sounds)(inputs, **options)
+
     def __getattr__(self, name: str) -> Any:
         """Return what the tokenizer has under a name that this class does not."""
         if name.startswith("_") or name == "tokenizer":
@@ -60,15 +65,17 @@ def read_processor(folder: str | os.PathLike[str], config: Mapping[str, Any] | N
         config: its config.json as read.
 
     Returns:
-        The tokenizer, an `ImageProcessor`, a `LogMel` or a `Waveform`; a `JointProcessor` of a
-        tokenizer and one of the others; None where the folder has none of them. A processor of a
-        class that is not read is left out with a warning.
+        The tokenizer, or the `Letters` of a model of sounds; an `ImageProcessor`, a `LogMel` or a
+        `Waveform`; a `JointProcessor` of one of the first and one of the others; None where the
+        folder has none of them. A processor of a class that is not read is left out with a
+        warning.
 
     Raises:
         InputRefused: a file of them that is broken or cannot be used.
     """
     folder, config = Path(folder), dict(config or {})
-    tokenizer = read_tokenizer(folder, config)
+    letters = read_letters(folder, str(config.get("model_type", "")))
+    tokenizer = read_tokenizer(folder, config) if letters is None else letters
     images, sounds = _read_others(folder, config)
     if tokenizer is None:
         return images if images is not None else sounds

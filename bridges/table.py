@@ -211,7 +211,7 @@ def _folded(problems: list[str]) -> list[str]:
 
 def layer_problems(rows: Sequence[Row], names: Sequence[str], layers: int) -> list[str]:
     """Return a line when the names hold fewer layers than wanted; costs the file, not the wish."""
-    patterns = [_pattern(row) for row in rows if LAYER in row.theirs]
+    patterns = [name_pattern(row) for row in rows if LAYER in row.theirs]
     starts = tuple({row.theirs.split(LAYER)[0] for row in rows if LAYER in row.theirs})
     layered = [name for name in names if name.startswith(starts)]
     found = {int(m[1]) for name in layered for p in patterns if (m := p.fullmatch(name))}
@@ -277,10 +277,10 @@ def _name(row: Row, index: Index) -> str:
     return name
 
 
-def _pattern(row: Row) -> re.Pattern[str]:
-    before, after = row.theirs.split(LAYER)
-    after = re.escape(after).replace(re.escape(EXPERT), r"\d+")
-    return re.compile(rf"{re.escape(before)}(0|[1-9]\d{{0,8}}){after}")
+def name_pattern(row: Row) -> re.Pattern[str]:
+    """Return what matches the names of a row's tensors; its group, where any, is the layer."""
+    text = re.escape(row.theirs).replace(re.escape(EXPERT), r"\d+")
+    return re.compile(text.replace(re.escape(LAYER), r"(0|[1-9]\d{0,8})"))
 
 
 def _layers(rows: Sequence[Row], leaves: Mapping) -> int:

@@ -175,5 +175,5 @@ def beneath(folder: str, rows: Sequence[Row]) -> list[Row]:
     return moved
 
 
-DUAL_HEADS = (r"(text|visual)_projection\..*", r"logit_.*", r"classifier\..*")
+DUAL_HEADS = (r"text_model\..*", r"(text|visual)_projection\..*", r"logit_.*", r"classifier\..*")
 """The tensors that only the comparison of texts and images, or only labels, need."""

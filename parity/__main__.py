@@ -1,4 +1,4 @@
-"""`python -m parity [list | run | certify PATH]`: 0 all agreed, 1 a check failed, 2 wrong use."""
+"""`python -m parity [list | run | certify PATH | support]`: 0 well, 1 one failed, 2 wrong use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return FAILED
     try:
-        return _run(options)
+        return _support(options) if options.action == "support" else _run(options)
     except InputRefused as error:
         print(f"parity: {error}", file=sys.stderr)
         return WRONG_USE
@@ -69,6 +69,30 @@ def _run(options: argparse.Namespace) -> int:
     return FINE if verdicts and all(verdict.passed for verdict in verdicts) else FAILED
 
 
+def _support(options: argparse.Namespace) -> int:
+    from bridges.assets import cache_directory
+    from dew.errors import InputRefused, nearest, shown
+    from parity import report, support, tiny
+
+    for name in options.only or ():
+        if name not in tiny.MODELS:
+            raise InputRefused(f"no tiny model is called {shown(name)}{nearest(name, tiny.MODELS)}")
+    names = options.only or list(tiny.MODELS)
+    if options.again:
+        support.forget(options.results, names)
+    with report.Bar(sys.stdout, len(tiny.MODELS), "models") as bar:
+        record = support.measure(options.results, names, told=bar.advanced, cache=cache_directory())
+    wrong = support.failures(record)
+    for text in wrong:
+        print(text)
+    if options.write is not None:
+        support.write_section(options.write, record)
+        print(f"wrote {options.write}")
+    absent = set(tiny.MODELS) - set(record["models"])
+    print(f"{len(record['models'])} of {len(tiny.MODELS)} models asked, {len(wrong)} cells differ")
+    return FAILED if wrong or absent else FINE
+
+
 def _list() -> int:
     from parity import running
 
@@ -91,6 +115,19 @@ def _parser() -> argparse.ArgumentParser:
         "certify", help="check one checkpoint and write parity.json beside its weights"
     )
     certify.add_argument("path", type=Path, metavar="PATH", help="a folder or a GGUF file")
+    support = actions.add_parser(
+        "support", help="run the contract over all tiny models, and write the table of results"
+    )
+    support.add_argument(
+        "--results",
+        type=Path,
+        default=Path("docs/support.json"),
+        metavar="FILE",
+        help="where results are kept; those that are there are not measured again",
+    )
+    support.add_argument("--write", type=Path, metavar="FILE", help="put the table in this README")
+    support.add_argument("--only", action="append", metavar="NAME", help="only this tiny model")
+    support.add_argument("--again", action="store_true", help="forget the earlier results")
     for action in (run, certify):
         action.add_argument("--seed", type=int, default=0, help="of every input")
     return parser

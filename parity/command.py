@@ -6,7 +6,7 @@ from dew.cli.command import Command
 
 COMMAND = Command(
     name="parity",
-    summary="compare dew with torch and transformers: list, run, certify PATH",
+    summary="compare dew with torch and transformers: list, run, certify PATH, support",
     run="parity.__main__:main",
     raw=True,
 )

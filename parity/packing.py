@@ -1,4 +1,4 @@
-"""Batches of tokens, and documents: packed into rows for dew, one to a row for torch."""
+"""Batches: of inputs, of tokens, and of documents, packed for dew and one to a row for torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ class Tokens:
 
     input_ids: np.ndarray
     attention_mask: np.ndarray
+
+
+@dataclass(frozen=True)
+class Directed:
+    """Inputs by name, and for each output the array that it is multiplied with and summed.
+
+    The sum is a loss whose gradient is that of every output at once.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    ways: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)

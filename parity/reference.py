@@ -1,4 +1,4 @@
-"""The torch side of every check: the one module of parity that imports torch and transformers.
+"""The torch side of the checks: transformers' models, what they hold and what they give.
 
 "Exact" runs are float64 throughout. transformers computes norms, rotary angles and softmaxes in
 float32 whatever the weights are, so an exact run also turns those requests into float64 ones.
@@ -11,7 +11,7 @@ import inspect
 import io
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,13 @@ class Checkpoint:
         source: the folder or the file.
         own_class: read it by the class that config.json names, or the bare model; else as a
             causal language model.
+        fixed: do not train the tables that transformers does not save. It makes them so, but
+            forgets it in `from_pretrained` (5.24), and what was trained is then lost.
     """
 
     source: Path
     own_class: bool = False
+    fixed: bool = False
     _models: dict[str, Any] = field(default_factory=dict, repr=False)
     _report: dict[str, Any] | None = field(default=None, repr=False)
 
@@ -59,6 +62,11 @@ class Checkpoint:
     def fresh_model(self, precision: str) -> Any:
         """Return a model that nobody else holds, for runs that change its weights."""
         model, self._report = _from_pretrained(self.source, precision, self.own_class)
+        unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ()) if self.fixed else ()
+        # A tied tensor stands here once, under the name that is saved.
+        for name, tensor in model.named_parameters():
+            if name in unsaved:
+                tensor.requires_grad_(False)
         return model
 
     def loading_info(self) -> dict[str, list[str]]:
@@ -78,8 +86,15 @@ class Checkpoint:
         from transformers import AutoTokenizer
 
         folder, extra = _address(self.source)
-        with _quiet():
+        with quiet():
             return AutoTokenizer.from_pretrained(folder, **extra)
+
+
+def run_alone() -> None:
+    """Let torch use one thread: over tiny models, several mostly wait for each other."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def versions() -> dict[str, str]:
@@ -95,7 +110,7 @@ def tensors(model: Any) -> dict[str, np.ndarray]:
 
     The arrays are float64 or float32, as the model is.
     """
-    return _as_stored(model, dict(model.named_parameters()))
+    return as_stored(model, dict(model.named_parameters()))
 
 
 def config(model: Any) -> dict[str, Any]:
@@ -103,140 +118,77 @@ def config(model: Any) -> dict[str, Any]:
     return model.config.to_dict()
 
 
-def logits(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-    """Return logits [N, L, V] in the model's precision; positions count the real tokens.
+def buffers(model: Any) -> dict[str, np.ndarray]:
+    """Return the stored arrays that no optimizer moves, such as running statistics, by name."""
+    state = model.state_dict()
+    held = {name: state[name] for name, _ in model.named_buffers() if name in state}
+    return {name: _array(value) for name, value in held.items() if value.is_floating_point()}
+
+
+def outputs(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the output arrays by name, those of towers by names with a dot.
 
     Args:
-        model: from `Checkpoint.model`.
-        input_ids: int [N, L].
-        attention_mask: int [N, L], 1 at real tokens; padding may stand on either side.
+        model: from `Checkpoint.model`; its precision is that of the outputs.
+        inputs: by the names of its forward; those that it does not take are left out.
     """
     import torch
 
-    with torch.no_grad(), _precision_of(model):
-        return _array(_forward(model, input_ids, attention_mask))
+    with torch.no_grad(), precision_of(model):
+        return {name: _array(value) for name, value in forward(model, inputs).items()}
 
 
-def token_losses(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-    """Return the loss in nats of each token given those before it, [N, L - 1]; 0 where not real."""
-    import torch
-
-    with torch.no_grad(), _precision_of(model):
-        return _array(_token_losses(model, input_ids, attention_mask))
-
-
-def loss_and_gradients(
-    model: Any, input_ids: np.ndarray, attention_mask: np.ndarray
-) -> tuple[float, dict[str, np.ndarray]]:
-    """Return the mean loss per counted target in nats, and each parameter's gradient by name."""
-    model.zero_grad(set_to_none=True)
-    with _precision_of(model):
-        loss = _mean_loss(model, input_ids, attention_mask)
-        loss.backward()
-    named = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    gradients = _as_stored(model, named)
-    model.zero_grad(set_to_none=True)
-    return float(loss.detach()), gradients
-
-
-def adamw_steps(
-    model: Any, batches: Sequence[tuple[np.ndarray, np.ndarray]], settings: AdamW
-) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Take one AdamW step a batch, in place.
-
-    Args:
-        model: from `Checkpoint.fresh_model`; every parameter is trained and decayed.
-        batches: pairs of input_ids [N, L] and attention_mask [N, L].
-        settings: the optimizer's numbers.
-
-    Returns:
-        The loss before each step, and by name the root mean square gradient of every value, as
-        the optimizer's second moment weighs the steps.
-    """
-    import torch
-
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        foreach=False,
-    )
-    losses = []
-    for input_ids, attention_mask in batches:
-        optimizer.zero_grad(set_to_none=True)
-        with _precision_of(model):
-            loss = _mean_loss(model, input_ids, attention_mask)
-            loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    weight = 1 - settings.beta2 ** len(batches)
-    sizes = {
-        name: (optimizer.state[tensor]["exp_avg_sq"] / weight).sqrt()
-        for name, tensor in model.named_parameters()
-        if tensor in optimizer.state
-    }
-    return losses, _as_stored(model, sizes)
-
-
-def greedy(
-    model: Any, input_ids: np.ndarray, attention_mask: np.ndarray, *, new_tokens: int
-) -> np.ndarray:
-    """Return int [N, L + new] from `generate` without sampling, every other setting left alone."""
+def forward(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the output tensors by name; to be called under `precision_of`."""
     import torch
 
     _forget_lengths(model)
-    with torch.no_grad(), _precision_of(model), _quiet():
-        out = model.generate(
-            torch.tensor(np.asarray(input_ids, np.int64)),
-            attention_mask=torch.tensor(np.asarray(attention_mask, np.int64)),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-        )
-    return out.numpy()
+    known = inspect.signature(model.forward).parameters
+    given: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+    for name, value in with_positions(model, inputs).items():
+        if name in known:
+            tensor = torch.tensor(value)
+            given[name] = tensor.to(model.dtype if tensor.is_floating_point() else torch.int64)
+    return flat_outputs(model(**given))
 
 
-def save_random(config: Mapping[str, Any], directory: Path, *, seed: int) -> Path:
-    """Write a model with random weights as transformers writes one, and return its folder.
+def with_positions(model: Any, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the inputs with the positions of the real tokens, for a model that writes.
 
-    Weights are drawn so that a wrong port shows: no bias is 0, no norm scale is 1, and kernels
-    are large enough for attention to prefer some positions.
-
-    Args:
-        config: a config.json, with its `model_type`; of a causal language model, where it names
-            no `architectures`.
-        directory: where to write.
-        seed: of the numpy generator that draws every tensor in name order.
+    GPT-2 counts padding as positions unless it is told.
     """
+    mask = inputs.get("attention_mask")
+    told = "position_ids" in inputs or getattr(model.config, "is_encoder_decoder", False)
+    if mask is None or "input_ids" not in inputs or told or not model.can_generate():
+        return dict(inputs)
+    return {**inputs, "position_ids": np.maximum(np.cumsum(mask, axis=-1) - 1, 0)}
+
+
+def flat_outputs(outputs: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the floating arrays among a model's outputs, those of towers by names with a dot."""
+    found: dict[str, Any] = {}
+    for name, value in outputs.items():
+        if hasattr(value, "items"):
+            found |= flat_outputs(value, f"{prefix}{name}.")
+        elif getattr(value, "ndim", 0) and "float" in str(value.dtype):
+            found[prefix + name] = value
+    return found
+
+
+def generated(model: Any, inputs: Mapping[str, np.ndarray], **options: Any) -> np.ndarray:
+    """Return int [N, L + new] from `generate` without sampling, as the options ask."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    options = dict(config)
-    with _quiet():
-        made = AutoConfig.for_model(options.pop("model_type"), **options)
-        named = [_class_named(str(name)) for name in made.architectures or ()]
-        model = named[0](made) if named else AutoModelForCausalLM.from_config(made)
-        model = model.float()
-    generator = np.random.default_rng(seed)
-    with torch.no_grad():
-        for name, tensor in sorted(model.named_parameters()):
-            tensor.copy_(torch.tensor(_drawn(name, tuple(tensor.shape), generator)))
-    with _quiet():
-        model.save_pretrained(directory)
-    return Path(directory)
+    _forget_lengths(model)
+    given = {
+        name: torch.tensor(value.astype(np.int64) if value.dtype.kind == "i" else value)
+        for name, value in inputs.items()
+    }
+    with torch.no_grad(), precision_of(model), quiet():
+        return model.generate(**given, do_sample=False, **options).numpy()
 
 
-def _drawn(name: str, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
-    noise = generator.standard_normal(shape).astype(np.float32)
-    if len(shape) == 1:
-        return np.float32(0.2) * noise + np.float32(name.endswith("weight"))
-    if any(part in name for part in ("embed_tokens", "wte", "wpe", "lm_head")):
-        return np.float32(0.3) * noise
-    return np.float32(1.5 / np.sqrt(min(shape))) * noise
-
-
-def _as_stored(model: Any, named: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def as_stored(model: Any, named: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return what belongs to the parameters by the names and in the pieces of the checkpoint.
 
     transformers 5 joins some tensors as it loads, such as those of experts, and parts them again
@@ -262,9 +214,9 @@ def _from_pretrained(source: Path, precision: str, own_class: bool) -> tuple[Any
     import torch
 
     folder, extra = _address(source)
-    kind = _own_class(source) if own_class else _class_named("AutoModelForCausalLM")
+    kind = _own_class(source) if own_class else class_named("AutoModelForCausalLM")
     # The bar of GGUF reading heeds no setting.
-    with _quiet(), contextlib.redirect_stderr(io.StringIO()):
+    with quiet(), contextlib.redirect_stderr(io.StringIO()):
         read: Any = kind.from_pretrained(
             folder,
             dtype=getattr(torch, precision),
@@ -277,6 +229,11 @@ def _from_pretrained(source: Path, precision: str, own_class: bool) -> tuple[Any
         # The fused product of experts has no float64 form.
         model.set_experts_implementation("eager")
     model.eval()
+    with torch.no_grad():
+        # Tensors that lie in a mapped file are aligned by chance, and torch's convolutions round
+        # by where they lie.
+        for tensor in [*model.parameters(), *model.buffers()]:
+            tensor.data = tensor.data.clone()
     if precision == EXACT:
         _recompute_rotary_tables(model)
     return model, info
@@ -284,11 +241,12 @@ def _from_pretrained(source: Path, precision: str, own_class: bool) -> tuple[Any
 
 def _own_class(folder: Path) -> Any:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    named = [_class_named(str(name)) for name in config.get("architectures") or ()]
-    return next((kind for kind in named if kind is not None), _class_named("AutoModel"))
+    named = [class_named(str(name)) for name in config.get("architectures") or ()]
+    return next((kind for kind in named if kind is not None), class_named("AutoModel"))
 
 
-def _class_named(name: str) -> Any:
+def class_named(name: str) -> Any:
+    """Return what transformers calls by a name, or None."""
     import transformers
 
     return getattr(transformers, name, None)
@@ -319,94 +277,13 @@ def _forget_lengths(model: Any) -> None:
             module.max_seq_len_cached = module.original_max_seq_len
 
 
-def _positions(attention_mask: np.ndarray) -> np.ndarray:
-    return np.maximum(np.cumsum(attention_mask, axis=-1) - 1, 0)
-
-
-def _forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
-    import torch
-
-    mask = np.asarray(attention_mask, np.int64)
-    _forget_lengths(model)
-    # GPT-2 counts padding as positions unless it is told.
-    given = inputs_by_name(
-        np.asarray(input_ids, np.int64), mask, _positions(mask), model.config.to_dict()
-    )
-    tensors = {name: torch.tensor(value) for name, value in given.items()} | {"use_cache": False}
-    known = inspect.signature(model.forward).parameters
-    return first_output(model(**{k: v for k, v in tensors.items() if k in known}))
-
-
-def inputs_by_name(
-    input_ids: Any, attention_mask: Any, position_ids: Any, config: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the inputs of a batch by transformers' names; a decoder reads what its encoder does.
-
-    Args:
-        input_ids: [N, L].
-        attention_mask: [N, L].
-        position_ids: [N, L].
-        config: the model's.
-    """
-    given = {"input_ids": input_ids, "attention_mask": attention_mask}
-    if config.get("is_encoder_decoder"):
-        return {
-            **given,
-            "decoder_input_ids": input_ids,
-            "decoder_attention_mask": attention_mask,
-        }
-    return {**given, "position_ids": position_ids}
-
-
-def first_output(outputs: Mapping[str, Any]) -> Any:
-    """Return a model's logits, or its first output where it has none."""
-    named = [name for name in ("logits", "start_logits", "last_hidden_state") if name in outputs]
-    return outputs[named[0]] if named else next(iter(outputs.values()))
-
-
-def _token_losses(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
-    import torch
-
-    # The last token is a target only: its own position may not exist.
-    scores = _forward(model, input_ids[:, :-1], attention_mask[:, :-1])
-    if not scores_tokens(scores.shape, input_ids.shape, model.config.to_dict()):
-        counted = _counted(attention_mask)
-        by_token = scores.shape[:2] == counted.shape
-        means = scores.square().reshape(*(counted.shape if by_token else (len(scores), 1)), -1)
-        means = means.mean(-1)
-        return torch.where(counted, means, torch.zeros_like(means))
-    targets = torch.tensor(np.asarray(input_ids, np.int64))[:, 1:]
-    losses = torch.nn.functional.cross_entropy(
-        scores.reshape(-1, scores.shape[-1]), targets.reshape(-1), reduction="none"
-    ).reshape(targets.shape)
-    return torch.where(_counted(attention_mask), losses, torch.zeros_like(losses))
-
-
-def scores_tokens(shape: Sequence[int], rows: Sequence[int], config: Mapping[str, Any]) -> bool:
-    """Tell whether an output of `shape` for rows [N, L + 1] is logits of the next token."""
-    vocabulary = {**config, **(config.get("text_config") or {})}.get("vocab_size")
-    return tuple(shape) == (rows[0], rows[1] - 1, vocabulary)
-
-
-def _mean_loss(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
-    losses = _token_losses(model, input_ids, attention_mask)
-    return losses.sum() / _counted(attention_mask).sum()
-
-
-def _counted(attention_mask: np.ndarray) -> Any:
-    """A target counts when it and the token before it are real."""
-    import torch
-
-    real = torch.tensor(np.asarray(attention_mask) != 0)
-    return real[:, 1:] & real[:, :-1]
-
-
 def _array(tensor: Any) -> np.ndarray:
     return tensor.detach().cpu().numpy().copy()
 
 
 @contextlib.contextmanager
-def _precision_of(model: Any) -> Iterator[None]:
+def precision_of(model: Any) -> Iterator[None]:
+    """Compute in float64 throughout where the model's weights are float64."""
     import torch
 
     if next(model.parameters()).dtype == torch.float64:
@@ -437,7 +314,7 @@ def _double_throughout() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep transformers' bars, advice and warnings off the report."""
     from transformers.utils import logging
 

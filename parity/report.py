@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -49,6 +49,42 @@ class Printer:
             print(f"wrote {written}", file=self._stream)
 
 
+class Bar:
+    """How far a long run is: a bar on a terminal, a line for each step elsewhere.
+
+    Args:
+        stream: where to write.
+        total: how many steps there are.
+        what: what they are.
+    """
+
+    def __init__(self, stream: TextIO, total: int, what: str) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._stream = stream
+        self._bar = Progress(console=Console(file=stream)) if stream.isatty() else None
+        self._task = None if self._bar is None else self._bar.add_task(what, total=total)
+
+    def __enter__(self) -> Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advanced(self, name: str, cells: Mapping[str, str]) -> None:
+        """Take notice of a model's cells."""
+        states = [cell.split(":")[0] for cell in cells.values()]
+        told = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, advance=1, description=f"{name}: {told}")
+            return
+        print(f"{name}: {told}", file=self._stream, flush=True)
+
+
 def line(verdict: Verdict) -> str:
     """Return a verdict as one plain line, its reason below it where it did not pass."""
     mark = "agrees" if verdict.passed else "DIFFERS"
@@ -87,7 +123,6 @@ class _Status:
         self.skipped: list[Skipped] = []
 
     def seen(self, verdict: Verdict) -> None:
-        self._count += 1
         self._status.update(f"{self._count} done, last: {verdict.subject} {verdict.name}")
 
     def table(self, verdicts: Sequence[Verdict]) -> None:

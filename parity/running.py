@@ -19,10 +19,13 @@ CHECKS: Mapping[str, str] = {
     "weights": "parity.checks.weights:Weights",
     "tokenizer": "parity.checks.tokenizer:Tokenizer",
     "logits": "parity.checks.logits:Logits",
+    "padding": "parity.checks.padding:Padding",
     "loss and gradient": "parity.checks.loss_and_gradient:LossAndGradient",
     "update": "parity.checks.update:Update",
     "greedy": "parity.checks.greedy:Greedy",
+    "beams": "parity.checks.beams:Beams",
     "perplexity": "parity.checks.perplexity:Perplexity",
+    "export": "parity.checks.export:Export",
     "round trip": "parity.checks.round_trip:RoundTrip",
 }
 """Every check's name and where it lives, in the order that they run."""
@@ -159,5 +162,5 @@ def _subjects(model: str | Path | None, seed: int) -> Iterator[Subject]:
     from parity import tiny
 
     with tempfile.TemporaryDirectory() as folder:
-        for name in tiny.MODELS:
-            yield load_subject(tiny.write(name, Path(folder), seed=seed), name=name)
+        for name in tiny.NATIVE:
+            yield tiny.subject(name, Path(folder), seed=seed)

@@ -1,9 +1,4 @@
-"""The subject of a check: one checkpoint, as dew loads it and as transformers does.
-
-The losses of a model that is no native causal one are those of the next token where it has logits
-by token, and the mean squares of its first output where it has not: by token, or by row where that
-is all there is.
-"""
+"""The subject of a check: one checkpoint, as dew loads it and as transformers does."""
 
 from __future__ import annotations
 
@@ -16,11 +11,12 @@ import numpy as np
 
 from dew.errors import InputRefused
 from parity.corpus import TEXT
-from parity.packing import Documents, Tokens
-from parity.reference import Checkpoint, inputs_by_name
+from parity.packing import Documents
+from parity.reference import Checkpoint
 
 LONGEST = 48
 UNLIMITED = 1 << 20
+READ = {"input_ids", "pixel_values", "input_features", "input_values"}
 
 
 @dataclass
@@ -33,6 +29,8 @@ class Subject:
         bundle: what `bridges.load` made of it, with float32 weights and activations.
         checkpoint: the same files for transformers.
         text: the text that token ids are taken from where the checkpoint has a tokenizer.
+        image_size: height and width of the images that it is asked about, in pixels; None takes
+            the config's.
     """
 
     name: str
@@ -40,6 +38,7 @@ class Subject:
     bundle: Any
     checkpoint: Checkpoint
     text: str = field(default=TEXT, repr=False)
+    image_size: tuple[int, int] | None = None
 
     @property
     def context(self) -> int:
@@ -60,16 +59,21 @@ class Subject:
         return isinstance(self.bundle, TracedBundle)
 
     @property
+    def causal(self) -> bool:
+        """Whether the model is a causal language model, whose loss is that of the next token."""
+        return "text-generation" in self.bundle.tasks
+
+    @property
     def packs(self) -> bool:
         """Whether the model is a native causal one, which takes documents packed into rows."""
-        return not self.traced and "text-generation" in self.bundle.tasks
+        return self.causal and not self.traced
 
     @property
     def longest(self) -> int:
         """How many tokens the model was made for."""
         if self.packs:
             return self.bundle.model.max_seq_len
-        limit = (self.bundle if self.traced else self.bundle.model).position_limit
+        limit = getattr(self.bundle if self.traced else self.bundle.model, "position_limit", None)
         return UNLIMITED if limit is None else limit
 
     @property
@@ -77,16 +81,12 @@ class Subject:
         """How many ids the model has."""
         if not self.traced:
             return self.bundle.model.vocab_size
-        config = self.bundle.config
-        return (config | (config.get("text_config") or {}))["vocab_size"]
+        return self.text_config["vocab_size"]
 
-    def given(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
-        """Return the model's inputs for a batch [N, L]; positions count the real tokens."""
-        if self.packs:
-            return {"input_ids": input_ids, "attention_mask": attention_mask}
-        positions = (attention_mask.cumsum(-1) - 1).clip(0)
-        named = inputs_by_name(input_ids, attention_mask, positions, self.bundle.config)
-        return {name: value for name, value in named.items() if name in self.input_names}
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The config of the part that reads text."""
+        return self.bundle.config | (self.bundle.config.get("text_config") or {})
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -95,14 +95,26 @@ class Subject:
 
     def why_not(self, check: str) -> str:
         """Return why a check cannot be asked of this subject, or nothing."""
+        names = set(self.input_names)
         if check == "tokenizer" and self.bundle.tokenizer is None:
             return "the checkpoint has no tokenizer"
-        if check == "perplexity" and "text-generation" not in self.bundle.tasks:
+        if check == "perplexity" and not self.causal:
             return f"{self.bundle.family} is no causal language model"
-        writes = {"text-generation", "text2text-generation"} & set(self.bundle.tasks)
-        if check == "greedy" and not (self.bundle.stored["generates"] if self.traced else writes):
+        if check in ("greedy", "beams") and not self.writes:
             return f"{self.bundle.family} has no generate in transformers either"
+        if check == "padding" and not names & {"attention_mask", "decoder_attention_mask"}:
+            return f"{self.bundle.family} takes no attention_mask"
         return ""
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model continues token ids."""
+        if self.traced:
+            return self.bundle.stored["generates"] and "input_ids" in self.input_names
+        hears = "decoder_input_ids" in self.input_names
+        writing = {"text-generation", "text2text-generation"}
+        writing |= {"automatic-speech-recognition"} if hears else set()
+        return bool(writing & set(self.bundle.tasks))
 
     def token_stream(self, length: int, seed: int) -> np.ndarray:
         """Return `length` token ids: the text's from a place drawn by `seed`, or random ones."""
@@ -113,14 +125,6 @@ class Subject:
         ids = np.asarray(processor.encode(self.text, add_special_tokens=False), np.int32)
         start = int(generator.integers(0, len(ids)))
         return np.resize(np.roll(ids, -start), length)
-
-    def batch(self, length: int, seed: int) -> Tokens:
-        """Return three rows of `length` tokens: whole, padded on the left, padded on the right."""
-        ids = self.token_stream(3 * length, seed).reshape(3, length)
-        mask = np.ones_like(ids)
-        mask[1, : length // 4] = 0
-        mask[2, length - length // 3 :] = 0
-        return Tokens(np.where(mask == 1, ids, self.padding_id), mask)
 
     def documents(self, seed: int) -> Documents:
         """Return four documents of uneven lengths, two of which fill a row of the context."""
@@ -138,7 +142,11 @@ class Subject:
         weight holds for its gradient.
         """
         if self.traced:
-            return {name: np.asarray(value) for name, value in params.items()}
+            found = {name: np.asarray(value) for name, value in params.items()}
+            stored = self.bundle.stored.get("stored", {})
+            # transformers 5 renames some tensors as it loads them; torch's side goes by the files.
+            renamed = {stored[name][0]: value for name, value in found.items() if name in stored}
+            return found | renamed
         from bridges.family import family_of
         from bridges.table import out_of_tree
 
@@ -149,33 +157,42 @@ class Subject:
 
     @property
     def padding_id(self) -> int:
-        """The id that stands in padding; any will do, since nothing may depend on it."""
+        """The id that stands in padding; nothing depends on it but how encoders find padding."""
         processor = self.bundle.tokenizer
-        found = None if processor is None else processor.pad_token_id
-        return 0 if found is None else found
+        named = self.text_config.get("pad_token_id")
+        found = named if processor is None else processor.pad_token_id
+        return found if isinstance(found, int) and 0 <= found < self.vocab_size else 0
 
 
-def load_subject(source: str | Path, *, name: str | None = None, text: str = TEXT) -> Subject:
+def load_subject(
+    source: str | Path,
+    *,
+    name: str | None = None,
+    text: str = TEXT,
+    image_size: tuple[int, int] | None = None,
+) -> Subject:
     """Return the subject behind a folder or a GGUF file, refusing what dew does not know.
 
     Args:
         source: a Hugging Face folder or one GGUF file.
         name: what reports call it; None takes the last part of `source`.
         text: where token ids are taken from.
+        image_size: of the images that it is asked about, see `Subject`.
 
     Raises:
         InputRefused: files that `bridges.load` refuses, config keys that it does not know included,
-            and models that read no text.
+            and models that read neither text nor images nor sound.
     """
     import bridges
 
     path = Path(source)
     bundle = bridges.load(str(path), dtype="float32", param_dtype="float32", strict=True)
-    subject = Subject(name or path.name, path, bundle, Checkpoint(path), text)
-    if "input_ids" not in subject.input_names:
+    subject = Subject(name or path.name, path, bundle, Checkpoint(path), text, image_size)
+    if not READ & set(subject.input_names):
         raise InputRefused(
-            f"parity checks models of text; {bundle.family} takes "
-            f"{', '.join(subject.input_names[:3])} and no input_ids"
+            f"parity checks models that take {', '.join(sorted(READ))}; {bundle.family} takes "
+            f"{', '.join(subject.input_names[:3])}"
         )
     subject.checkpoint.own_class = not subject.packs
+    subject.checkpoint.fixed = not subject.traced
     return subject

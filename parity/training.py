@@ -8,19 +8,38 @@ from typing import Any
 import numpy as np
 
 from dew.objectives.base import Objective, Ratio
-from parity.packing import Documents, packed, single_rows
-from parity.reference import AdamW, first_output, scores_tokens
+from parity import inputs as model_inputs
+from parity.packing import Directed, Documents, Tokens, packed, single_rows
+from parity.reference import AdamW, flat_outputs
 from parity.subject import Subject
 
+LENGTH = 24
 
-def training_batch(subject: Subject, documents: Documents) -> dict[str, np.ndarray]:
-    """Return documents as the batch that the subject's objective takes.
 
-    A native causal model gets them packed, two to a row; others each in a row of its own.
+def asked(subject: Subject, seed: int) -> Documents | Directed:
+    """Return what the subject's loss is of: documents where it is causal, else all its outputs."""
+    if subject.causal:
+        return subject.documents(seed)
+    length = min(LENGTH, subject.context)
+    # On the left, the first token that some heads read would be padding, untrained in torch.
+    return model_inputs.directed(subject, model_inputs.batch(subject, length, seed, left=False))
+
+
+def by_torch(asked: Documents | Directed) -> Tokens | Directed:
+    """Return what torch's loss is of: each document in a row of its own."""
+    return single_rows(asked) if isinstance(asked, Documents) else asked
+
+
+def training_batch(subject: Subject, asked: Documents | Directed) -> dict[str, np.ndarray]:
+    """Return the batch that the subject's objective takes.
+
+    A native causal model gets documents packed, two to a row; others each in a row of its own.
     """
+    if isinstance(asked, Directed):
+        return dict(asked.inputs)
     if subject.packs:
-        return packed(documents)
-    rows = single_rows(documents)
+        return packed(asked)
+    rows = single_rows(asked)
     return {"text": rows.input_ids, "segments": rows.attention_mask}
 
 
@@ -34,53 +53,44 @@ def language_objective(subject: Subject, length: int) -> Objective:
     return LMObjective(subject.bundle.model, length)
 
 
-def _objective(subject: Subject, batch: Mapping[str, np.ndarray]) -> Objective:
-    if "text-generation" not in subject.bundle.tasks:
-        return _AnyOutput(subject)
-    return language_objective(subject, batch["text"].shape[1] - 1)
+def _objective(subject: Subject, asked: Documents | Directed) -> Objective:
+    if isinstance(asked, Directed):
+        return _EveryOutput(subject, asked.ways)
+    length = asked.length if subject.packs else max(map(len, asked.sequences)) - 1
+    return language_objective(subject, length)
 
 
-class _AnyOutput(Objective):
-    """The losses that the reference takes of a model that is no causal language model."""
+class _EveryOutput(Objective):
+    """The sum of a model's outputs, each times a direction."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, ways: Mapping[str, np.ndarray]) -> None:
         self.subject = subject
+        self.ways = dict(ways)
 
-    def loss(self, variables: Any, batch: Mapping[str, Any], step: Any) -> Ratio:
-        """Return the sum over the counted targets, and their number."""
+    def loss(self, variables: Any, batch: Mapping[str, Any], step: Any) -> Any:
+        """Return the sum."""
         import jax.numpy as jnp
 
-        from dew.objectives.lm import target_weights
-        from dew.objectives.supervised import cross_entropy
-
-        targets, weights = target_weights(batch)
-        real = (batch["segments"][:, :-1] != 0).astype(batch["text"].dtype)
-        given = self.subject.given(batch["text"][:, :-1], real)
-        scores = first_output(self.subject.bundle.apply(variables, **given))
-        if scores_tokens(scores.shape, batch["text"].shape, self.subject.bundle.config):
-            losses = cross_entropy(scores, targets)
-        else:
-            by_token = scores.shape[:2] == weights.shape
-            rows = weights.shape if by_token else (len(scores), 1)
-            losses = jnp.mean(jnp.square(scores).reshape(*rows, -1), -1)
-        return Ratio(jnp.sum(weights * losses), jnp.sum(weights))
+        found = flat_outputs(self.subject.bundle.apply(variables, **batch))
+        parts = [jnp.sum(found[name] * way) for name, way in self.ways.items()]
+        return jnp.sum(jnp.stack(parts))
 
 
 def mean_loss_and_gradients(
-    subject: Subject, batch: Mapping[str, np.ndarray]
+    subject: Subject, asked: Documents | Directed
 ) -> tuple[float, dict[str, Any]]:
-    """Return the loss per counted target in nats, and its gradient by every parameter.
+    """Return the loss and its gradient by every parameter.
 
     Args:
         subject: whose bundle is differentiated.
-        batch: `text` and `segments`, int32 [B, L + 1].
+        asked: what the loss is of; of documents it is in nats per counted target.
     """
     import jax
     import jax.numpy as jnp
 
     from dew.objectives.base import Step
 
-    objective = _objective(subject, batch)
+    objective = _objective(subject, asked)
     rest = {name: value for name, value in subject.bundle.variables.items() if name != "params"}
     step = Step(step=jnp.int32(0), key=jax.random.key(0), ema=None)
 
@@ -90,18 +100,19 @@ def mean_loss_and_gradients(
         found = objective.loss({**rest, "params": params}, batch, step)
         return Ratio.of(found[0] if isinstance(found, tuple) else found).value
 
-    loss, gradients = mean_loss(subject.bundle.variables["params"], dict(batch))
+    batch = training_batch(subject, asked)
+    loss, gradients = mean_loss(subject.bundle.variables["params"], batch)
     return float(loss), gradients
 
 
 def adamw_steps(
-    subject: Subject, batches: Sequence[Mapping[str, np.ndarray]], settings: AdamW
+    subject: Subject, asked: Sequence[Documents | Directed], settings: AdamW
 ) -> tuple[list[float], dict[str, Any]]:
     """Take one step of the trainer a batch, and return the mean loss before each and the weights.
 
     Args:
         subject: whose bundle is trained; it is not changed.
-        batches: of one shape.
+        asked: what the loss of each step is of; all of one shape.
         settings: the optimizer's numbers; every parameter is decayed.
     """
     import jax
@@ -110,7 +121,7 @@ def adamw_steps(
     from dew.training.state import first_state
     from dew.training.step import microstep
 
-    objective = _objective(subject, batches[0])
+    objective = _objective(subject, asked[0])
     optimizer = adamw(
         settings.learning_rate,
         b1=settings.beta1,
@@ -123,7 +134,7 @@ def adamw_steps(
         dict(subject.bundle.variables), optimizer, key=jax.random.key(0), ema=None, accumulation=1
     )
     losses = []
-    for batch in batches:
-        state, report = step(state, {}, dict(batch))
+    for part in asked:
+        state, report = step(state, {}, training_batch(subject, part))
         losses.append(float(report["total"]) / float(report["mass"]))
     return losses, state.params["params"]

@@ -206,7 +206,7 @@ def torch_sentences(folder: Path, texts: list[str]) -> np.ndarray:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    with reference._quiet():
+    with reference.quiet():
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModel.from_pretrained(folder).eval()
     inputs = tokenizer(texts, padding=True, return_tensors="pt")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from tiny_subjects import TinySubjects
 
 from parity import tiny
+from parity.__main__ import main
 from parity.check import Finding, Verdict, judge
-from parity.running import load_check
+from parity.running import CHECKS, REPORT, load_check
 from parity.subject import Subject, load_subject
 
 pytestmark = pytest.mark.torch
@@ -23,15 +26,8 @@ NAMES = tuple(name for name in tiny.MODELS if name.startswith(("llama", "gpt2"))
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     """Tiny random checkpoints, written by transformers when they are first wanted."""
-    pytest.importorskip("torch").set_num_threads(1)
-    folder = tmp_path_factory.mktemp("tiny")
-
-    class Subjects(dict[str, Subject]):
-        def __missing__(self, name: str) -> Subject:
-            self[name] = load_subject(tiny.write(name, folder, seed=0), name=name)
-            return self[name]
-
-    return Subjects()
+    pytest.importorskip("torch")
+    return TinySubjects(tmp_path_factory.mktemp("tiny"))
 
 
 def judged(check: str, subject: Subject, seed: int = 0) -> Verdict:
@@ -80,7 +76,9 @@ def test_a_right_port_has_torchs_loss_and_gradients(
     assert verdict.passed, verdict
 
 
-@pytest.mark.parametrize("name", ["llama tied", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["llama tied", "gpt2", pytest.param("resnet labels", marks=pytest.mark.slow)]
+)
 def test_ten_updates_move_every_weight_as_torchs_adamw_does(
     subjects: dict[str, Subject], name: str
 ) -> None:
@@ -97,12 +95,20 @@ def test_greedy_tokens_are_transformers_alone_and_left_padded(
     assert verdict.figures["tokens"] == 4 * (16 + 64)
 
 
+@pytest.mark.parametrize("name", ["llama tied", pytest.param("gpt2", marks=pytest.mark.slow)])
+def test_beams_and_padded_rows_are_transformers(subjects: dict[str, Subject], name: str) -> None:
+    for check in ("beams", "padding"):
+        verdict = judged(check, subjects[name])
+        assert verdict.passed, verdict
+
+
 @pytest.mark.parametrize("name", ["llama yarn", "llama tied", "gpt2 untied"])
 def test_an_export_holds_the_sources_bytes_and_transformers_reads_it(
     subjects: dict[str, Subject], name: str
 ) -> None:
-    verdict = judged("round trip", subjects[name])
-    assert verdict.passed, verdict
+    for check in ("export", "round trip"):
+        verdict = judged(check, subjects[name])
+        assert verdict.passed, verdict
 
 
 @pytest.mark.parametrize(
@@ -180,6 +186,45 @@ def test_a_value_that_is_no_number_fails_the_weights(
     assert "model.norm.weight holds NaN" in verdict.reason
     assert not judged("logits", subject).passed
     assert not judged("perplexity", subject).passed
+
+
+def test_a_padded_token_that_is_seen_fails_the_padding(subjects: dict[str, Subject]) -> None:
+    subject = subjects["gpt2"]
+    bundle = subject.bundle
+
+    class Seeing(type(bundle)):
+        def __call__(self, **inputs):
+            return bundle(input_ids=inputs["input_ids"])
+
+    fields = {field.name: getattr(bundle, field.name) for field in dataclasses.fields(bundle)}
+    verdict = judged("padding", dataclasses.replace(subject, bundle=Seeing(**fields)))
+    assert not verdict.passed
+    assert "logits is off" in verdict.reason
+
+
+@pytest.mark.parametrize("check", ["weights", "logits", "export"])
+def test_running_statistics_are_held_and_written(subjects: dict[str, Subject], check: str) -> None:
+    subject = subjects["resnet labels"]
+    right = judged(check, subject)
+    assert right.passed, right
+    path = next(
+        tuple(part.key for part in path)
+        for path, _ in jax.tree_util.tree_leaves_with_path(subject.bundle.variables["params"])
+        if path[-1].key == "running_variance"
+    )
+    wrong = judged(check, with_leaf(subject, path, lambda leaf: 1.01 * leaf))
+    assert not wrong.passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit labels", "clip"])
+def test_certify_takes_models_of_images(tmp_path: Path, name: str) -> None:
+    folder = tiny.write(name, tmp_path, seed=0)
+    assert main(["certify", str(folder)]) == 0
+    report = json.loads((folder / REPORT).read_text())
+    skipped = {check["name"] for check in report["skipped"]}
+    assert skipped >= {"tokenizer", "greedy", "beams", "perplexity"}
+    assert {found["name"] for found in report["verdicts"]} == set(CHECKS) - skipped
 
 
 class Precision:

@@ -151,4 +151,4 @@ def test_certify_writes_its_figures_beside_the_weights(
     report = json.loads((folder / REPORT).read_text())
     assert report["passed"] is True
     assert [found["name"] for found in report["verdicts"]] == list(CHECKS)
-    assert "8 of 8 checks agree" in capsys.readouterr().out
+    assert "11 of 11 checks agree" in capsys.readouterr().out

@@ -16,7 +16,7 @@ import pytest
 import bridges
 from bridges.family import family_of
 from bridges.table import out_of_tree
-from parity import reference
+from parity import random_models, reference
 
 SIZES = {
     "vocab_size": 99,
@@ -185,14 +185,14 @@ def save_random(family: str, head: str, folder: Path, **more: Any) -> Path:
     made = transformers.AutoConfig.for_model(
         family.split()[0], **{**config, "num_labels": labels, **more}
     )
-    with reference._quiet():
+    with reference.quiet():
         model = getattr(transformers, name + HEADS[head])(made)
     generator = np.random.default_rng(len(family) + 7 * len(head))
     with torch.no_grad():
         for tensor_name, tensor in sorted(model.named_parameters()):
-            drawn = reference._drawn(tensor_name, tuple(tensor.shape), generator)
+            drawn = random_models.drawn(tensor_name, tuple(tensor.shape), generator)
             tensor.copy_(torch.tensor(drawn))
-    with reference._quiet():
+    with reference.quiet():
         model.save_pretrained(folder)
     return folder
 
@@ -223,7 +223,7 @@ def directions(outputs: Any) -> dict[str, np.ndarray]:
 def torch_outputs(model: Any, inputs: dict[str, np.ndarray]) -> dict[str, Any]:
     import torch
 
-    with reference._precision_of(model):
+    with reference.precision_of(model):
         found = model(**{name: torch.tensor(value) for name, value in inputs.items()})
     return {name: value for name, value in found.items() if value.ndim and name != "hidden_states"}
 
@@ -243,7 +243,7 @@ def torch_gradients(model: Any) -> dict[str, np.ndarray]:
     import torch
 
     model.zero_grad(set_to_none=True)
-    with reference._precision_of(model):
+    with reference.precision_of(model):
         outputs = torch_outputs(model, batch())
         total: Any = 0.0
         for name, direction in directions(outputs).items():

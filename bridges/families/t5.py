@@ -102,8 +102,8 @@ def rows(model: EncoderDecoder) -> tuple[Row, ...]:
                 f"{side}_distance/table",
             ),
         ]
-    if not model.tied_head:
-        table.append(Row("lm_head.weight", "head/table"))
+    if model.has_own_table:
+        table.append(Row("lm_head.weight", "output/table"))
     return tuple(table)
 
 

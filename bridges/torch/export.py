@@ -153,9 +153,30 @@ def transformers_patches(module: Any, kwargs: Mapping[str, Any]) -> Iterator[Non
         apply_patches("dynamo"),
         exporters.reset_model_state(module),
         _settled_outputs(module, found.utils.ModelOutput),
+        _solved_at_once(module),
         exporters.patch_forward_signature(module, dict(kwargs)) if kwargs else _nothing(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _solved_at_once(module: Any) -> Iterator[None]:
+    """Let gated delta rules solve their triangular systems in one call, as outside an export.
+
+    For exporters without such a solver transformers substitutes row by row, which is thousands of
+    operators a layer, and minutes of compiling.
+    """
+    homes = {sys.modules[type(part).__module__] for part in module.modules()}
+    asked = "is_torchdynamo_exporting"
+    found = [h for h in homes if hasattr(h, asked) and hasattr(h, "torch_chunk_gated_delta_rule")]
+    before = [getattr(home, asked) for home in found]
+    for home in found:
+        setattr(home, asked, lambda: False)
+    try:
+        yield
+    finally:
+        for home, value in zip(found, before, strict=True):
+            setattr(home, asked, value)
 
 
 @contextlib.contextmanager

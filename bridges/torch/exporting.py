@@ -77,10 +77,25 @@ def _files(bundle: TracedBundle, planned: list[Planned]) -> dict[str, bytes]:
     for tensor in planned:
         sizes[tensor.dtype.name] += tensor.size
     kept = sizes.most_common(1)[0][0]
-    files["config.json"] = json_bytes({**bundle.config, "dtype": kept, "torch_dtype": kept})
+    dtypes = {"dtype": kept, "torch_dtype": kept}
+    files["config.json"] = json_bytes({**bundle.config, **_rope_for_four(bundle.config), **dtypes})
     if bundle.generation_config:
         files["generation_config.json"] = json_bytes(bundle.generation_config)
     return files
+
+
+def _rope_for_four(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the base of the rotary angles where transformers 4 looks for it, unless it is there.
+
+    transformers 5 writes it under `rope_parameters`, once or for each type of layer; 4 would take
+    its default instead.
+    """
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, Mapping) or "rope_theta" in config:
+        return {}
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
+    bases = {kind["rope_theta"] for kind in kinds if "rope_theta" in kind}
+    return {"rope_theta": bases.pop()} if len(bases) == 1 else {}
 
 
 def _verify(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -57,6 +57,7 @@ class SourceModule:
         for name, tensor in state.items():
             value = numpy_of(tensor)
             found = [n for n in (name, name.removeprefix(prefix), prefix + name) if n in known]
+            found = found or [n for n in _saved_names(module, name, tensor) if n in known]
             if found and _equal(tensors.read(found[0]), value):
                 stored[name] = (found[0], tensors.info(found[0]).dtype.name)
                 dtypes[str(canonical.get(name, name))] = value.dtype.name
@@ -233,3 +234,14 @@ def _config_class(kind: Any, config: Mapping[str, Any]) -> Any:
 def _equal(stored: np.ndarray, value: Any) -> bool:
     ours = np.asarray(value)
     return stored.shape == ours.shape and np.array_equal(stored.astype(ours.dtype), ours)
+
+
+def _saved_names(module: Any, name: str, tensor: Any) -> list[str]:
+    """Return what files call a tensor that transformers 5 renames; nothing where it joins some."""
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return list(revert_weight_conversion(module, {name: tensor}))
+    except Exception:
+        # Part of a joined tensor has no name of its own, and that is told in many ways.
+        return []

@@ -29,18 +29,23 @@ class AnsweringEngine(NamedTuple):
     def fill(
         self, bundle: Bundle, prompts: np.ndarray, real: np.ndarray, new: int, source: Any
     ) -> Filled:
-        """Read `source` (ids and mask [N, P]) and the answers' beginnings [N, 1]."""
+        """Read `source` (ids and mask [N, P]) and the answers' beginnings [N, W]."""
         del real
         limit = self.model.position_limit
-        ids, mask = source_padded(source, limit)
+        memory, mask = self.memory(bundle, source)
         width = prompts.shape[1]
         slots = bucket(width + new) if limit is None else min(bucket(width + new), limit)
         tokens = jnp.asarray(prompts, jnp.int32)
-        logits, kept = _begun(self.model, bundle.variables, ids, mask, tokens, slots)
+        logits, kept = _begun(self.model, bundle.variables, memory, mask, tokens, slots)
         visible = np.zeros((len(prompts), slots), np.int32)
         visible[:, :width] = 1
         layers = {"kept": kept, "mask": jnp.asarray(mask)}
         return Filled(logits, layers, visible, width, np.full(len(prompts), width, np.int32))
+
+    def memory(self, bundle: Bundle, source: Any) -> tuple[Any, np.ndarray]:
+        """Return the encoder's states [N, P, D] of `source`, and their mask [N, P]."""
+        ids, mask = source_padded(source, self.model.position_limit)
+        return encoded(self.model, bundle.variables, ids, mask), mask
 
     def weights(self, bundle: Bundle) -> Any:
         """Return the bundle's variables."""
@@ -81,10 +86,15 @@ class AnsweringEngine(NamedTuple):
         return logits, {"kept": kept, "mask": mask}
 
 
+@partial(jax.jit, static_argnums=0)
+def encoded(model: Any, variables: Any, *source: Any) -> jax.Array:
+    """Return the encoder's states [N, P, D] of what its `encode` takes."""
+    return model.apply(variables, *source, method="encode")
+
+
 @partial(jax.jit, static_argnums=(0, 5))
-def _begun(model: Any, variables: Any, ids: Any, mask: Any, tokens: jax.Array, slots: int):
-    """Return logits [N, V] after the beginnings [N, L], and each layer's cache of `slots`."""
-    memory = model.apply(variables, ids, mask, method="encode")
+def _begun(model: Any, variables: Any, memory: Any, mask: Any, tokens: jax.Array, slots: int):
+    """Return logits [N, V] after the beginnings [N, W], and each layer's cache of `slots`."""
     rows, length = tokens.shape
     seen = jnp.tril(jnp.ones((length, slots), bool))[None, None]
     empty = model.empty(rows, slots)

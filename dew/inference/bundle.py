@@ -79,7 +79,9 @@ class Bundle:
         """
         return _forward(self.model, variables, checked_inputs(self.model, inputs))
 
-    def generate(self, input_ids: Any, attention_mask: Any = None, **options: Any) -> np.ndarray:
+    def generate(
+        self, input_ids: Any = None, attention_mask: Any = None, **options: Any
+    ) -> np.ndarray:
         """Continue each prompt; names and defaults are those of transformers' `generate`.
 
         Args:
@@ -91,11 +93,17 @@ class Bundle:
         Returns:
             int32 [N, P + T]: the prompt as given, then the new ids; a row that ended carries its
             end id once and then padding. Where an encoder reads the prompts [N, 1 + T]: the start
-            id, then the new ones.
+            id, then the new ones. Where it reads spectrograms, the arguments and the result are
+            those of `dew.inference.transcription.transcribed`.
 
         Raises:
             InputRefused: as for a call, and an unknown or out-of-range option.
         """
+        if "input_features" in self.model.input_names:
+            from dew.inference.transcription import transcribed
+
+            features = options.pop("input_features", input_ids)
+            return transcribed(self, features, attention_mask, **options)
         if "text2text-generation" in self.tasks:
             from dew.inference.answering import answered
             from dew.inference.model_inputs import checked_source

@@ -315,6 +315,10 @@ def _engine(bundle: Bundle) -> Engine:
         from dew.inference.answering import AnsweringEngine
 
         return AnsweringEngine(bundle.model)
+    if own is None and "automatic-speech-recognition" in bundle.tasks:
+        from dew.inference.transcription import HearingEngine
+
+        return HearingEngine(bundle.model)
     return own or NativeEngine(bundle.model)
 
 

@@ -60,6 +60,11 @@ class BlockSpec:
     score_cap: float | None = None
     residual_scale: float = 1.0
     experts: Experts | None = None
+    key_bias: bool = True
+
+    def maps_with_bias(self, name: str) -> bool:
+        """Say whether the map to "query", "key" or "value" has a bias."""
+        return self.qkv_bias and (self.key_bias or name != "key")
 
     @property
     def norm_names(self) -> tuple[str, ...]:

@@ -147,10 +147,15 @@ def _summed(padded: jax.Array, kernel: jax.Array, stride: int, dilation: int) ->
     return reduce(jnp.add, terms)
 
 
+STATISTICS = ("running_mean", "running_variance")
+"""What parameters that no optimizer moves are called."""
+
+
 class FixedBatchNorm(nn.Module):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, the statistics being parameters.
 
-    They are kept as they are: no gradient reaches `mean` and `variance`.
+    They are kept as they are: no gradient reaches them, and the train step leaves the parameters
+    of these names alone, since an optimizer's weight decay would shrink them.
 
     Source: Ioffe and Szegedy 2015, arXiv:1502.03167, as it is evaluated.
     """
@@ -166,11 +171,40 @@ class FixedBatchNorm(nn.Module):
         bias = self.param("bias", zeros, shape, self.param_dtype).astype(jnp.float32)
         held = [
             jax.lax.stop_gradient(self.param(name, init, shape, self.param_dtype))
-            for name, init in (("mean", zeros), ("variance", ones))
+            for name, init in zip(STATISTICS, (zeros, ones), strict=True)
         ]
         mean, variance = (value.astype(jnp.float32) for value in held)
-        factor = scale * jax.lax.rsqrt(variance + self.epsilon)
-        return (x.astype(jnp.float32) * factor + (bias - mean * factor)).astype(x.dtype)
+        normed = (x.astype(jnp.float32) - mean) * jax.lax.rsqrt(variance + self.epsilon)
+        return _scaled(normed, scale, bias).astype(x.dtype)
+
+
+@jax.custom_vjp
+def _scaled(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    """Return x [..., C] * scale [C] + bias [C]."""
+    return x * scale + bias
+
+
+def _scaled_forward(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple:
+    return x * scale + bias, (x, scale)
+
+
+def _scaled_backward(kept: tuple, to_y: jax.Array) -> tuple:
+    x, scale = kept
+    return to_y * scale, _channel_sums(to_y * x), _channel_sums(to_y)
+
+
+def _channel_sums(values: jax.Array) -> jax.Array:
+    """Return the sum [C] of values [N, ..., C] over all other axes.
+
+    XLA adds one after the other in float32, and merges sums of sums: the barrier keeps them
+    apart, so that thousands of places lose no more digits than in torch.
+    """
+    for axis in range(values.ndim - 2, -1, -1):
+        values = jax.lax.optimization_barrier(values.sum(axis))
+    return values
+
+
+_scaled.defvjp(_scaled_forward, _scaled_backward)
 
 
 class ConvUnit(nn.Module):

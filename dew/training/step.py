@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dew.nn.convolution import STATISTICS
 from dew.objectives.base import Aux, EMASpec, Objective, Ratio, Step
 from dew.training.state import TrainState, Window, empty_window, laid_over, wide
 
@@ -109,6 +110,16 @@ def _gradients(objective, state, frozen, batch) -> tuple[Any, Ratio, Aux]:
     return wide(gradients), ratio, aux
 
 
+def _but_statistics(changes: Any) -> Any:
+    """Return an optimizer's changes without those that weight decay makes of statistics."""
+
+    def kept(path: Any, change: jax.Array) -> jax.Array:
+        last = getattr(path[-1], "key", None) if path else None
+        return jnp.zeros_like(change) if last in STATISTICS else change
+
+    return jax.tree_util.tree_map_with_path(kept, changes)
+
+
 def _updated(
     due: jax.Array,
     optimizer: optax.GradientTransformation,
@@ -128,7 +139,7 @@ def _updated(
         share = jnp.where(turn == 0, 1.0 / window.mass, 0.0)
         mean = jax.tree.map(lambda total: total * share.astype(total.dtype), window.gradients)
         changes, opt_state = optimizer.update(mean, opt_state, wide(params))
-        moved = optax.apply_updates(wide(params), changes)
+        moved = optax.apply_updates(wide(params), _but_statistics(changes))
         params = jax.tree.map(lambda old, new: new.astype(old.dtype), params, moved)
         updates = updates + 1
         averages = _followed(ema, averages, params, updates)

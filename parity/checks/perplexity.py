@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parity import reference
+from parity import reference, reference_training
 from parity.check import Finding
 from parity.packing import single_rows, unpacked
 from parity.subject import Subject
@@ -60,7 +60,7 @@ class Perplexity:
         nats, count = 0.0, 0
         for batch in inputs:
             rows = single_rows(unpacked(batch))
-            losses = reference.token_losses(model, rows.input_ids, rows.attention_mask)
+            losses = reference_training.token_losses(model, rows)
             nats += float(losses.astype(np.float64).sum())
             count += int((rows.attention_mask[:, 1:] * rows.attention_mask[:, :-1]).sum())
         return math.exp(nats / count)

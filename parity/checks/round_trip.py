@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from parity import inputs as model_inputs
 from parity import reference
 from parity.check import Finding
-from parity.packing import Tokens
+from parity.inputs import Inputs
+from parity.stored import complaints, stored_tensors, tensor_problems, told
 from parity.subject import Subject
 
-SHOWN = 4
 # What a reader adds by itself: where it read from, its own version, how it was asked to run, that
 # a GGUF file was quantised, and the tokenizer's unknown token, which no model reads.
 UNCOMPARED = {
@@ -30,6 +31,7 @@ UNCOMPARED = {
 }
 # Written for transformers 4 beside what 5 reads; that both mean the same shows in the logits.
 SPELLED_TWICE = {"original_max_position_embeddings", "partial_rotary_factor", "rope_scaling"}
+SPELLED_TWICE |= {"rope_theta"}
 ROPE = "rope_parameters"
 
 
@@ -39,13 +41,13 @@ class Reading:
 
     Args:
         config: its configuration.
-        logits: of one batch, at the real positions.
+        outputs: of one batch, at the real positions.
         complaints: keys that transformers misses, does not expect or finds misshapen.
         tensors: what the files hold, by name; for a GGUF source what transformers made of it.
     """
 
     config: Mapping[str, Any]
-    logits: np.ndarray
+    outputs: Mapping[str, np.ndarray]
     complaints: tuple[str, ...]
     tensors: Mapping[str, np.ndarray]
 
@@ -54,28 +56,28 @@ class RoundTrip:
     """load, export, and read both folders with transformers."""
 
     name = "round trip"
-    tolerance = "tensors, config and torch's logits equal; no key missing or unexpected"
+    tolerance = "tensors, config and torch's outputs equal; no key missing or unexpected"
 
-    def inputs(self, subject: Subject, seed: int) -> Tokens:
-        """Return the batch whose logits are compared."""
-        return subject.batch(subject.context, seed)
+    def inputs(self, subject: Subject, seed: int) -> Inputs:
+        """Return the batch whose outputs are compared."""
+        return model_inputs.batch(subject, subject.context, seed)
 
-    def ours(self, subject: Subject, inputs: Tokens) -> Reading:
+    def ours(self, subject: Subject, inputs: Inputs) -> Reading:
         """Export the checkpoint anew, and return what transformers reads of that."""
         import bridges
 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "exported"
-            bridges.export(subject.bundle, path)
+            bridges.export(subject.bundle, path, verify=False)
             return _reading(reference.Checkpoint(path, subject.checkpoint.own_class), inputs)
 
-    def reference(self, subject: Subject, inputs: Tokens) -> Reading:
+    def reference(self, subject: Subject, inputs: Inputs) -> Reading:
         """Return what transformers reads of the source."""
         return _reading(subject.checkpoint, inputs)
 
     def compare(self, ours: Reading, reference: Reading) -> Finding:
         """Name every difference."""
-        problems = [*ours.complaints, *_tensor_problems(ours.tensors, reference.tensors)]
+        problems = [*ours.complaints, *tensor_problems(ours.tensors, reference.tensors)]
         keys = (set(ours.config) | set(reference.config)) - UNCOMPARED - {ROPE}
         keys -= {key for key in SPELLED_TWICE if reference.config.get(key) is None}
         problems += _rope_problems(ours.config, reference.config)
@@ -85,11 +87,13 @@ class RoundTrip:
             for key in sorted(keys)
             if not _same_value(ours.config.get(key), reference.config.get(key))
         ]
-        if not np.array_equal(ours.logits, reference.logits, equal_nan=True):
-            problems.append("transformers' logits of the export differ from the source's")
+        problems += [
+            f"transformers' {name} of the export differs from the source's"
+            for name, value in reference.outputs.items()
+            if not np.array_equal(ours.outputs[name], value, equal_nan=True)
+        ]
         figures = {"tensors": len(reference.tensors), "config_keys": len(keys)}
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        return Finding(not problems, figures, "; ".join(problems[:SHOWN]) + more)
+        return Finding(not problems, figures, told(problems))
 
 
 def _rope_problems(ours: Mapping[str, Any], source: Mapping[str, Any]) -> list[str]:
@@ -109,49 +113,11 @@ def _same_value(one: Any, other: Any) -> bool:
     return one == other
 
 
-def _tensor_problems(
-    exported: Mapping[str, np.ndarray], source: Mapping[str, np.ndarray]
-) -> list[str]:
-    absent = [f"{name} is not in the export" for name in source if name not in exported]
-    new = [f"{name} is only in the export" for name in exported if name not in source]
-    unlike = [
-        f"{name}: exported {exported[name].dtype} {exported[name].shape} has other bytes"
-        for name in source
-        if name in exported and not _same_bytes(exported[name], source[name])
-    ]
-    return [*absent, *new, *unlike]
-
-
-def _same_bytes(one: np.ndarray, other: np.ndarray) -> bool:
-    alike = one.dtype == other.dtype and one.shape == other.shape
-    return alike and one.tobytes() == other.tobytes()
-
-
-def _reading(checkpoint: reference.Checkpoint, batch: Tokens) -> Reading:
+def _reading(checkpoint: reference.Checkpoint, batch: Inputs) -> Reading:
     model = checkpoint.model(reference.SINGLE)
-    logits = reference.logits(model, batch.input_ids, batch.attention_mask)
-    alone = logits.shape[:2] != batch.attention_mask.shape
-    complaints = [
-        f"transformers reports {kind} {', '.join(keys[:SHOWN])}"
-        for kind, keys in checkpoint.loading_info().items()
-        if keys
-    ]
-    stored = _stored(checkpoint.source) or reference.tensors(model)
     return Reading(
         reference.config(model),
-        logits if alone else logits[batch.attention_mask != 0],
-        tuple(complaints),
-        stored,
+        model_inputs.real(reference.outputs(model, batch), batch),
+        tuple(complaints(checkpoint.loading_info())),
+        stored_tensors(checkpoint.source) or reference.tensors(model),
     )
-
-
-def _stored(source: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a folder's safetensors files, as they lie there; none for GGUF."""
-    from safetensors.numpy import load_file
-
-    if source.is_file():
-        return {}
-    found: dict[str, np.ndarray] = {}
-    for path in sorted(source.glob("*.safetensors")):
-        found.update(load_file(path))
-    return found

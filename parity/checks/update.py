@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parity import reference
+from parity import reference, reference_training
 from parity.check import Finding
-from parity.packing import Documents, single_rows
+from parity.packing import Directed, Documents, Tokens
 from parity.reference import AdamW
 from parity.rounding import RULE, ULP, deviations, judged
 from parity.subject import Subject
-from parity.training import adamw_steps, training_batch
+from parity.training import adamw_steps, asked, by_torch
 
 STEPS = 10
 # With torch's default epsilon of 1e-8, a weight whose first gradient is below rounding goes a full
@@ -41,23 +41,23 @@ class Update:
     name = "update"
     tolerance = f"{STEPS} AdamW steps; {RULE}"
 
-    def inputs(self, subject: Subject, seed: int) -> list[Documents]:
-        """Return the documents of each step."""
-        return [subject.documents(seed + step) for step in range(STEPS)]
+    def inputs(self, subject: Subject, seed: int) -> list[Documents | Directed]:
+        """Return what the loss of each step is of."""
+        return [asked(subject, seed + step) for step in range(STEPS)]
 
-    def ours(self, subject: Subject, inputs: list[Documents]) -> Trained:
+    def ours(self, subject: Subject, inputs: list[Documents | Directed]) -> Trained:
         """Return what the trainer's step makes of the weights."""
-        batches = [training_batch(subject, step) for step in inputs]
-        losses, params = adamw_steps(subject, batches, SETTINGS)
+        losses, params = adamw_steps(subject, inputs, SETTINGS)
         return Trained(subject.by_torch_name(params), losses, {})
 
-    def reference(self, subject: Subject, inputs: list[Documents]) -> tuple[Trained, Trained]:
+    def reference(
+        self, subject: Subject, inputs: list[Documents | Directed]
+    ) -> tuple[Trained, Trained]:
         """Return what torch.optim.AdamW makes of them in float32 and in float64."""
         subject.checkpoint.release()
-        batches = [single_rows(step) for step in inputs]
-        pairs = [(batch.input_ids, batch.attention_mask) for batch in batches]
-        exact = _trained(subject, reference.EXACT, pairs)
-        return _trained(subject, reference.SINGLE, pairs), exact
+        batches = [by_torch(step) for step in inputs]
+        exact = _trained(subject, reference.EXACT, batches)
+        return _trained(subject, reference.SINGLE, batches), exact
 
     def compare(self, ours: Trained, reference: tuple[Trained, Trained]) -> Finding:
         """Hold each tensor's directed weights to the rule, and count the others."""
@@ -79,11 +79,9 @@ class Update:
         )
 
 
-def _trained(
-    subject: Subject, precision: str, batches: list[tuple[np.ndarray, np.ndarray]]
-) -> Trained:
+def _trained(subject: Subject, precision: str, batches: list[Tokens | Directed]) -> Trained:
     model = subject.checkpoint.fresh_model(precision)
-    losses, sizes = reference.adamw_steps(model, batches, SETTINGS)
+    losses, sizes = reference_training.adamw_steps(model, batches, SETTINGS)
     least = ULP * max(float(size.max()) for size in sizes.values())
     directed = {name: size >= least for name, size in sizes.items()}
     return Trained(reference.tensors(model), losses, directed)

@@ -8,13 +8,12 @@ import numpy as np
 
 from parity import reference
 from parity.check import Finding
+from parity.stored import told
 from parity.subject import Subject
-
-SHOWN = 4
 
 
 class Weights:
-    """The parameters by torch name, bit for bit."""
+    """The parameters and the stored statistics by torch name, bit for bit."""
 
     name = "weights"
     tolerance = "every value equal, none NaN or infinite"
@@ -23,12 +22,15 @@ class Weights:
         """Return nothing: the checkpoint is the input."""
 
     def ours(self, subject: Subject, inputs: None) -> dict[str, np.ndarray]:
-        """Return the bundle's parameters under their torch names."""
-        return subject.by_torch_name(subject.bundle.variables["params"])
+        """Return the bundle's parameters and buffers under their torch names."""
+        variables = subject.bundle.variables
+        held = {name: np.asarray(value) for name, value in variables.get("buffers", {}).items()}
+        return held | subject.by_torch_name(variables["params"])
 
     def reference(self, subject: Subject, inputs: None) -> dict[str, np.ndarray]:
-        """Return the parameters of the torch model."""
-        return reference.tensors(subject.checkpoint.model(reference.SINGLE))
+        """Return the parameters and the stored buffers of the torch model."""
+        model = subject.checkpoint.model(reference.SINGLE)
+        return reference.tensors(model) | reference.buffers(model)
 
     def compare(
         self, ours: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]
@@ -50,5 +52,4 @@ class Weights:
             *(f"{name} has no counterpart in dew" for name in absent),
             *(f"{name} differs" for name in different),
         ]
-        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        return Finding(not problems, figures, "; ".join(problems[:SHOWN]) + more)
+        return Finding(not problems, figures, told(problems))

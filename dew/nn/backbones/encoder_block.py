@@ -129,7 +129,7 @@ def heads_map(spec: BlockSpec, name: str) -> Dense:
     """Return the map to the heads of queries, keys or values, [..., D] to [..., H, K]."""
     return Dense(
         (spec.num_heads, spec.head_features),
-        use_bias=spec.qkv_bias,
+        use_bias=spec.maps_with_bias(name),
         dtype=spec.dtype,
         param_dtype=spec.param_dtype,
         adapter_scale=spec.adapter_scale,
@@ -193,7 +193,7 @@ def block_axes(spec: BlockSpec) -> dict[str, Any]:
     return {
         "attention": {
             **{
-                name: linear_axes(("embed",), ("heads", "head"), spec.qkv_bias)
+                name: linear_axes(("embed",), ("heads", "head"), spec.maps_with_bias(name))
                 for name in ("query", "key", "value")
             },
             "out": linear_axes(("heads", "head"), ("embed",), spec.out_bias),

@@ -28,8 +28,8 @@ from dew.nn.norms import NORMS
 EXAMPLE = 8
 
 
-class EncoderDecoder(nn.Module):
-    """Maps a source's ids [B, P] and a target's [B, L] to next-token logits [B, L, V].
+class EncoderDecoderBase(nn.Module):
+    """The two stacks of layers, whatever the encoder reads; the decoder reads ids [B, L].
 
     Args:
         vocab_size: V, of both sides.
@@ -52,7 +52,7 @@ class EncoderDecoder(nn.Module):
         logit_scale: multiplies the decoder's output.
         tied_head: the head's table is the embedding's.
         head_bias: whether a fixed bias is added to the logits.
-        bias: whether the linear maps carry one.
+        bias: whether the linear maps carry one; `key_bias` says it of the keys' maps.
         dtype: what activations are computed in; `param_dtype` is what parameters are stored in.
         attention_impl: "auto", "xla" or "cudnn".
         remat: recompute each layer in the backward pass instead of keeping its activations.
@@ -62,14 +62,6 @@ class EncoderDecoder(nn.Module):
     al. 2019, arXiv:1910.13461.
     """
 
-    input_names: ClassVar[tuple[str, ...]] = (
-        "input_ids",
-        "attention_mask",
-        "decoder_input_ids",
-        "decoder_attention_mask",
-    )
-    required_inputs: ClassVar[tuple[str, ...]] = ("input_ids", "decoder_input_ids")
-    tasks: ClassVar[tuple[str, ...]] = ("text2text-generation",)
     counts_real_tokens: ClassVar[bool] = False
 
     vocab_size: int
@@ -99,6 +91,7 @@ class EncoderDecoder(nn.Module):
     tied_head: bool = True
     head_bias: bool = False
     bias: bool = True
+    key_bias: bool = True
     dtype: str = "float32"
     param_dtype: str = "float32"
     attention_impl: str = "auto"
@@ -118,8 +111,7 @@ class EncoderDecoder(nn.Module):
             stack = self._stack(block, spec, layers, shared, own)
             setattr(self, f"{side}_blocks", stack)
             if self.positions == "learned":
-                rows = self.max_seq_len + self.position_offset
-                table = Table(rows, self.emb_features, self.param_dtype)
+                table = Table(self.position_rows(side), self.emb_features, self.param_dtype)
                 setattr(self, f"{side}_position_embed", table)
             if self.positions == "relative":
                 setattr(
@@ -129,8 +121,8 @@ class EncoderDecoder(nn.Module):
                 setattr(self, f"{side}_embed_norm", self._norm())
             if self.final_norm:
                 setattr(self, f"{side}_final_norm", self._norm())
-        if not self.tied_head:
-            self.head = Table(self.vocab_size, self.emb_features, self.param_dtype)
+        if self.has_own_table:
+            self.output = Table(self.vocab_size, self.emb_features, self.param_dtype)
         if self.head_bias:
             shape = (1, self.vocab_size)
             self.logit_bias = self.param(
@@ -166,6 +158,7 @@ class EncoderDecoder(nn.Module):
             mlp=self.mlp,
             activation=self.activation,
             qkv_bias=self.bias,
+            key_bias=self.key_bias,
             out_bias=self.bias,
             mlp_bias=self.bias,
             dtype=self.dtype,
@@ -177,36 +170,49 @@ class EncoderDecoder(nn.Module):
         )
 
     @property
+    def has_own_table(self) -> bool:
+        """Whether the logits come of a table that is not the embedding's."""
+        return not self.tied_head
+
+    @property
     def position_limit(self) -> int | None:
         """How many tokens a text may have; None where only distances count."""
         return None if self.positions == "relative" else self.max_seq_len
 
-    def outputs(
-        self,
-        input_ids: jax.Array,
-        decoder_input_ids: jax.Array,
-        attention_mask: jax.Array | None = None,
-        decoder_attention_mask: jax.Array | None = None,
-    ) -> dict[str, jax.Array]:
-        """Return `logits` [B, L, V] and `encoder_last_hidden_state` [B, P, D]."""
-        memory = self.encode(input_ids, attention_mask)
-        length = decoder_input_ids.shape[1]
-        seen = jnp.tril(jnp.ones((length, length), bool))[None, None]
-        if decoder_attention_mask is not None:
-            seen = seen & (decoder_attention_mask != 0)[:, None, None, :]
-        hidden, _ = self.decode(decoder_input_ids, seen, memory, attention_mask, None, 0)
-        return {"logits": self.logits(hidden), "encoder_last_hidden_state": memory}
+    def position_rows(self, side: str) -> int:
+        """Return the rows of the learned positions of the "encoder" or the "decoder"."""
+        del side  # the same for both, where both read texts
+        return self.max_seq_len + self.position_offset
 
-    def encode(self, tokens: jax.Array, mask: jax.Array | None) -> jax.Array:
-        """Return the encoder's states [B, P, D] of a source's ids [B, P]."""
-        length = tokens.shape[1]
-        places = jnp.arange(length)
-        x = self._embedded("encoder", tokens, places)
-        seen = jnp.ones((1, 1, length, length), bool)
+    def encoded(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """Return the encoder's states [B, P, D] of what it reads, embedded and placed [B, P, D]."""
+        places = jnp.arange(x.shape[1])
+        seen = jnp.ones((1, 1, len(places), len(places)), bool)
         if mask is not None:
             seen = seen & (mask != 0)[:, None, None, :]
         x, _ = self.encoder_blocks(x, seen, self._bias("encoder", places, places))
         return self.encoder_final_norm(x) if self.final_norm else x
+
+    def decoded(
+        self,
+        tokens: jax.Array,
+        tokens_mask: jax.Array | None,
+        memory: jax.Array,
+        mask: jax.Array | None,
+    ) -> jax.Array:
+        """Return the decoder's states [B, L, D] of whole texts.
+
+        Args:
+            tokens: int32 [B, L].
+            tokens_mask: [B, L], nonzero where a token is real, or None.
+            memory: as for `decode`.
+            mask: as for `decode`.
+        """
+        length = tokens.shape[1]
+        seen = jnp.tril(jnp.ones((length, length), bool))[None, None]
+        if tokens_mask is not None:
+            seen = seen & (tokens_mask != 0)[:, None, None, :]
+        return self.decode(tokens, seen, memory, mask, None, 0)[0]
 
     def decode(
         self,
@@ -240,7 +246,7 @@ class EncoderDecoder(nn.Module):
         """Return float32 logits [..., V] of the decoder's states [..., D]."""
         if self.logit_scale != 1.0:
             hidden = hidden * jnp.asarray(self.logit_scale, hidden.dtype)
-        table = (self.embed() if self.tied_head else self.head()).astype(self.dtype)
+        table = (self.output() if self.has_own_table else self.embed()).astype(self.dtype)
         logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
         return logits + self.logit_bias[0] if self.head_bias else logits
 
@@ -249,11 +255,6 @@ class EncoderDecoder(nn.Module):
         spec = self.spec("decoder")
         shape = (self.decoder_layers, rows, slots, spec.num_heads, spec.head_features)
         return Kept(KVCache(*(jnp.zeros(shape, self.dtype) for _ in range(2))), None)
-
-    def example_inputs(self) -> dict[str, np.ndarray]:
-        """Return inputs for a short run that says whether two models are the same."""
-        ids = example_ids(self.vocab_size, min(EXAMPLE, self.max_seq_len // 2))
-        return {"input_ids": ids, "decoder_input_ids": ids[:, ::-1]}
 
     def _embedded(self, side: str, tokens: jax.Array, places: jax.Array) -> jax.Array:
         x = jnp.take(self.embed(), tokens, axis=0, mode="clip").astype(self.dtype)
@@ -285,15 +286,7 @@ class EncoderDecoder(nn.Module):
         shapes = {}
         for name, tree in axes.items():
             side = "decoder" if name.startswith("decoder") else "encoder"
-            layers = self.decoder_layers if side == "decoder" else self.num_layers
-            sizes = {
-                **block_sizes(self.spec(side), layers),
-                "vocab": self.vocab_size,
-                "table_features": self.emb_features,
-                "positions": self.max_seq_len + self.position_offset,
-                "buckets": self.buckets,
-                "one": 1,
-            }
+            sizes = self.axis_sizes(side)
             shapes[name] = each_leaf(
                 {"it": tree},
                 lambda names, sizes=sizes: jax.ShapeDtypeStruct(
@@ -301,6 +294,18 @@ class EncoderDecoder(nn.Module):
                 ),
             )["it"]
         return shapes
+
+    def axis_sizes(self, side: str) -> dict[str, int]:
+        """Return the length of each axis of a parameter of the "encoder" or the "decoder"."""
+        layers = self.decoder_layers if side == "decoder" else self.num_layers
+        return {
+            **block_sizes(self.spec(side), layers),
+            "vocab": self.vocab_size,
+            "table_features": self.emb_features,
+            "positions": self.position_rows(side),
+            "buckets": self.buckets,
+            "one": 1,
+        }
 
     def parameter_axes(self) -> dict:
         """Return the name of each axis of each parameter: what a layout's rules speak of."""
@@ -318,8 +323,8 @@ class EncoderDecoder(nn.Module):
                 axes[f"{side}_embed_norm"] = norm_axes(self.norm)
             if self.final_norm:
                 axes[f"{side}_final_norm"] = norm_axes(self.norm)
-        if not self.tied_head:
-            axes["head"] = {"table": ("vocab", "table_features")}
+        if self.has_own_table:
+            axes["output"] = {"table": ("vocab", "table_features")}
         if self.head_bias:
             axes["head_bias"] = ("one", "vocab")
         return axes
@@ -334,6 +339,43 @@ class EncoderDecoder(nn.Module):
             raise InputRefused(
                 f"positions is {self.positions!a:.200}; expected relative, learned or sinusoidal"
             )
+
+
+class EncoderDecoder(EncoderDecoderBase):
+    """Maps a source's ids [B, P] and a target's [B, L] to next-token logits [B, L, V].
+
+    The fields are those of `EncoderDecoderBase`.
+    """
+
+    input_names: ClassVar[tuple[str, ...]] = (
+        "input_ids",
+        "attention_mask",
+        "decoder_input_ids",
+        "decoder_attention_mask",
+    )
+    required_inputs: ClassVar[tuple[str, ...]] = ("input_ids", "decoder_input_ids")
+    tasks: ClassVar[tuple[str, ...]] = ("text2text-generation",)
+
+    def outputs(
+        self,
+        input_ids: jax.Array,
+        decoder_input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        decoder_attention_mask: jax.Array | None = None,
+    ) -> dict[str, jax.Array]:
+        """Return `logits` [B, L, V] and `encoder_last_hidden_state` [B, P, D]."""
+        memory = self.encode(input_ids, attention_mask)
+        hidden = self.decoded(decoder_input_ids, decoder_attention_mask, memory, attention_mask)
+        return {"logits": self.logits(hidden), "encoder_last_hidden_state": memory}
+
+    def encode(self, tokens: jax.Array, mask: jax.Array | None) -> jax.Array:
+        """Return the encoder's states [B, P, D] of a source's ids [B, P]."""
+        return self.encoded(self._embedded("encoder", tokens, jnp.arange(tokens.shape[1])), mask)
+
+    def example_inputs(self) -> dict[str, np.ndarray]:
+        """Return inputs for a short run that says whether two models are the same."""
+        ids = example_ids(self.vocab_size, min(EXAMPLE, self.max_seq_len // 2))
+        return {"input_ids": ids, "decoder_input_ids": ids[:, ::-1]}
 
 
 def sinusoids(rows: int, features: int) -> np.ndarray:
