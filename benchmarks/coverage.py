@@ -60,10 +60,16 @@ def _stages(kind: str, found: dict[str, Any]) -> None:
     outputs = _floats(module(**inputs))
     again = _floats(module(**inputs))
     found["ran"] = True
-    # What torch itself does not repeat (a draw in the forward pass) cannot be compared.
-    found["draws"] = any(not torch.equal(a, b) for a, b in zip(outputs, again, strict=True))
+    # What torch itself does not repeat (a draw in the forward pass) cannot be compared, nor what
+    # holds no numbers.
+    repeats = all(torch.equal(a, b) for a, b in zip(outputs, again, strict=True))
     traced = from_torch(module, inputs, dynamic=False)
     found["exported"] = True
+    found["compares"] = repeats
+    if not repeats:
+        numbers = all(bool(out.isfinite().all()) for out in outputs)
+        found["cause"] = "torch's own outputs " + ("differ each time" if numbers else "hold NaN")
+        return
     arrays = {name: value.numpy() for name, value in inputs.items()}
     weights = [np.random.default_rng(0).normal(size=out.shape) for out in outputs]
     ours, gradients = _run(traced, arrays, weights, found)
@@ -76,6 +82,9 @@ def _stages(kind: str, found: dict[str, Any]) -> None:
         theirs_off = _error([out.detach().numpy() for out in outputs], truth)
         _judge(found, "forward", _error(ours, truth), theirs_off, FORWARD)
     if gradients is None:
+        return
+    if not any(out.requires_grad for out in outputs):
+        found["cause"] = "torch gives no gradient: its parameters are fixed"
         return
     theirs = _torch_gradients(module, outputs, weights)
     found["gradient_error"] = worst = _gradient_error(gradients, theirs)
@@ -268,7 +277,9 @@ def _answer(kind: str, seed: int, flags: str, writer: Any) -> None:
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return how many models reach each stage, and the causes of those that were exported only."""
     counts = Counter(s for found in results.values() for s in STAGES if found.get(s))
+    apart = sum(not found.get("compares", True) for found in results.values())
     lines = [f"{len(results)} types"] + [f"{stage:10s}{counts[stage]:6d}" for stage in STAGES]
+    lines.append(f"{apart} of the exported do not repeat in torch itself, or give no numbers")
     for kind, found in sorted(results.items()):
         if found.get("exported") and not (found.get("forward") and found.get("gradient")):
             errors = [f"{s} {found[f'{s}_error']:.1e}" for s in STAGES if f"{s}_error" in found]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -55,17 +54,6 @@ class Pair:
     def inputs(self) -> dict[str, np.ndarray]:
         """Inputs of the model; the second sound of samples is padded."""
         return batch(self.bundle.model.input_names)
-
-    @cached_property
-    def gradients(self) -> dict[str, np.ndarray]:
-        """By torch's names the gradient of what `torch_gradients` sums."""
-
-        def total(params: Any) -> jax.Array:
-            outputs = self.bundle.apply({"params": params}, **self.inputs)
-            ways = directions(outputs)
-            return sum((jnp.sum(outputs[n] * ways[n]) for n in ways), jnp.zeros(()))
-
-        return named(self.bundle, jax.jit(jax.grad(total))(self.bundle.variables["params"]))
 
 
 @pytest.fixture(scope="module")
