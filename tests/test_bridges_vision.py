@@ -109,7 +109,8 @@ def test_weight_decay_leaves_running_statistics_alone() -> None:
 
     class Sum(Objective):
         def loss(self, variables: Any, batch: Any, step: Any) -> Any:
-            return jnp.sum(norm.apply(variables, batch["x"]))
+            normed: Any = norm.apply(variables, batch["x"])
+            return jnp.sum(normed)
 
     optimizer = optax.adamw(0.1, weight_decay=0.5)
     state = first_state(params, optimizer, key=jax.random.key(0), ema=None, accumulation=1)
