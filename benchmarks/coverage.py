@@ -234,12 +234,13 @@ def run_one(kind: str) -> dict[str, Any]:
 
     It is compiled in haste first, and with XLA's own settings where that fails.
     """
+    haste = os.environ["COVERAGE_FLAGS"]
     for seed in range(SEEDS):
-        found = _examined(kind, seed, HASTE)
+        found = _examined(kind, seed, haste)
         if not found.get("ties"):
             break
     hasty = found.get("exported") and not (found.get("forward") and found.get("gradient"))
-    return _examined(kind, found["seed"], "") if hasty else found
+    return _examined(kind, found["seed"], "") if hasty and haste else found
 
 
 def _examined(kind: str, seed: int, flags: str) -> dict[str, Any]:
@@ -294,9 +295,13 @@ def main() -> None:
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--memory", type=int, default=5, help="GiB a process may hold")
+    parser.add_argument("--optimized", action="store_true", help="compile with XLA's own settings")
     options = parser.parse_args()
+    # jaxlib 0.10.2 never ends some triangular solves that it compiled in haste.
+    os.environ["COVERAGE_FLAGS"] = "" if options.optimized else HASTE
     os.environ["COVERAGE_GIB"] = str(options.memory)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "JAX_PLATFORMS": "cpu"}
+    os.environ["OMP_NUM_THREADS"] = "1"
     _PROCESSES.set_forkserver_preload(["preload", "jax", "optax", "bridges.torch.tracing"])
     from tiny_models import known_types, vision_models
 

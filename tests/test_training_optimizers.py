@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from dew.config import OptimConfig
+from dew.config.values import ConfigRefused
 from dew.errors import InputRefused
 from dew.training.optimizers import OPTIMIZERS, optimizer
 from dew.training.schedules import learning_rate
@@ -90,3 +91,33 @@ def test_an_unknown_optimizer_or_schedule_offers_the_nearest():
         learning_rate(1.0, "cosin", 0, 10)
     with pytest.raises(InputRefused, match="choose adamw"):
         optimizer("adam", lambda n: 1.0, weight_decay=0.1)
+
+
+def test_a_configuration_holds_further_arguments():
+    config = OptimConfig(
+        optimizer="sgd",
+        schedule="cosine_with_min_lr",
+        learning_rate=0.5,
+        layer_decay=0.5,
+        max_grad_value=0.1,
+        optimizer_kwargs={"momentum": 0.9, "nesterov": True},
+        schedule_kwargs={"min_lr": 0.25},
+    )
+    assert OptimConfig(**config.to_dict()) == config
+    params = {"layers": {"kernel": jnp.ones((2, 3))}}
+    updates, state = config.build(10).update(params, config.build(10).init(params), params)
+    # Clipped to 0.1; Nesterov's first step is 1.9 gradients; the layers lie 2 and 1 below the top.
+    rows = np.asarray([[0.25], [0.5]]) * np.ones((2, 3))
+    np.testing.assert_allclose(updates["layers"]["kernel"], -0.5 * 0.19 * rows, rtol=1e-6)
+    assert float(state[-1].learning_rate) == 0.5
+
+
+def test_a_configuration_refuses_arguments_that_do_not_fit():
+    for fields, said in (
+        ({"optimizer_kwargs": {"momentum": 0.9}}, "optimizer adamw: unknown 'momentum'"),
+        ({"schedule_kwargs": {"min_lr": 0.1}}, "schedule constant: unknown 'min_lr'"),
+        ({"layer_decay": 0.0}, "layer_decay is 0.0; expected above 0"),
+        ({"schedule": "warmup_stable_decay"}, "num_decay_steps is missing"),
+    ):
+        with pytest.raises(ConfigRefused, match=said):
+            OptimConfig(**fields)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from bridges.finetune.settings import FORMERS, OPTIONS
 from dew.cli.command import Command, Settings
 
@@ -15,7 +17,18 @@ COMMAND = Command(
 
 
 def run(settings: Settings) -> int:
-    """Run it and return the exit status."""
-    from bridges.finetune.run import finetune
+    """Run it and return the exit status.
 
-    return finetune(settings)
+    Raises:
+        InputRefused: settings, model, data or folder that cannot be used.
+    """
+    from bridges.finetune.optimizer import optim_of
+    from bridges.finetune.run import finetune
+    from bridges.finetune.training_args import with_training_args
+
+    merged = with_training_args(settings)
+    for note in merged.notes[len(settings.notes) :]:
+        print(note, file=sys.stderr)
+    # An optimizer that cannot be built is refused before a model is read.
+    optim_of(merged, max(1, merged["max_steps"]))
+    return finetune(merged)

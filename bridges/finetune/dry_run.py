@@ -26,7 +26,7 @@ def dry_run(settings: Settings) -> int:
     from bridges.finetune.learner import learner_of
     from bridges.finetune.mesh import batch_parts, mesh_of
     from bridges.finetune.method import method_of
-    from bridges.finetune.optimizer import AdamW
+    from bridges.finetune.optimizer import optim_of
     from dew import Trainer
 
     choose_backend(settings["use_cpu"])
@@ -38,7 +38,7 @@ def dry_run(settings: Settings) -> int:
     objective = method.objective(learner, seq_len)
     trainer = Trainer(
         objective,
-        AdamW(settings["learning_rate"], "constant", 0, 1).transform(
+        optim_of(settings, max(1, settings["max_steps"])).transform(
             lambda params: method.decays(learner, params)
         ),
         key=jax.random.key(settings["seed"]),

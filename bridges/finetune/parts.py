@@ -11,8 +11,8 @@ from bridges.finetune.data import open_data, row_length
 from bridges.finetune.learner import Learner, learner_of
 from bridges.finetune.mesh import batch_parts, mesh_of
 from bridges.finetune.method import Method, method_of
-from bridges.finetune.optimizer import AdamW
-from bridges.finetune.plan import Plan, optimizer_of, plan_of
+from bridges.finetune.optimizer import Optim, optim_of
+from bridges.finetune.plan import Plan, plan_of
 from dew.cli.command import Settings
 
 
@@ -29,7 +29,7 @@ class Parts:
         plan: the sizes.
         method: whole model or adapter.
         objective: the loss.
-        optimizer: the numbers of AdamW.
+        optimizer: its numbers.
         mesh: how the devices are shared out.
     """
 
@@ -41,7 +41,7 @@ class Parts:
     plan: Plan
     method: Method
     objective: Any
-    optimizer: AdamW
+    optimizer: Optim
     mesh: Any
 
 
@@ -84,7 +84,7 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
         plan=plan,
         method=method,
         objective=method.objective(learner, data.report.seq_len),
-        optimizer=optimizer_of(settings, plan),
+        optimizer=optim_of(settings, plan.updates),
         mesh=mesh,
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bridges.finetune.optimizer import AdamW
 from dew.cli.command import Settings
 from dew.errors import InputRefused
 
@@ -89,21 +88,6 @@ def plan_of(settings: Settings, *, records: int, devices: int, held_out: bool) -
         save_every=_every(
             settings["save_strategy"], settings["save_steps"], per_epoch, accumulation
         ),
-    )
-
-
-def optimizer_of(settings: Settings, plan: Plan) -> AdamW:
-    """Return the optimizer that the settings name, for as many updates as planned."""
-    return AdamW(
-        learning_rate=settings["learning_rate"],
-        schedule=settings["lr_scheduler_type"],
-        warmup_steps=settings["warmup_steps"],
-        total=plan.updates,
-        weight_decay=settings["weight_decay"],
-        beta1=settings["adam_beta1"],
-        beta2=settings["adam_beta2"],
-        epsilon=settings["adam_epsilon"],
-        max_grad_norm=settings["max_grad_norm"],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridges.finetune.optimizer_names import OPTIMS, SCHEDULES
 from dew.cli.command import Former, Option, Settings
 
 MODEL = (
@@ -119,7 +120,14 @@ OPTIMIZER = (
         "text",
         "linear",
         "how the rate falls",
-        choices=("linear", "cosine", "constant", "constant_with_warmup"),
+        choices=SCHEDULES,
+        section="optimizer",
+    ),
+    Option(
+        "lr_scheduler_kwargs",
+        "pairs",
+        (),
+        'its arguments: min_lr=1e-6, or {"min_lr": 1e-6} as transformers takes them',
         section="optimizer",
     ),
     Option(
@@ -131,10 +139,34 @@ OPTIMIZER = (
         section="optimizer",
     ),
     Option(
+        "optim",
+        "text",
+        "adamw_torch",
+        "what moves the weights",
+        choices=tuple(OPTIMS),
+        section="optimizer",
+    ),
+    Option(
+        "optim_args",
+        "pairs",
+        (),
+        "its further arguments by torch's names: momentum=0.9,nesterov=true",
+        section="optimizer",
+    ),
+    Option(
+        "layer_decay",
+        "number",
+        1.0,
+        "each layer's rate over that of the one above it; 1 is the same rate for all",
+        low=1e-6,
+        high=1,
+        section="optimizer",
+    ),
+    Option(
         "weight_decay",
         "number",
         0.0,
-        "AdamW's decay; none on biases and norms",
+        "the optimizer's decay; none on biases and norms",
         low=0,
         section="optimizer",
     ),
@@ -272,7 +304,16 @@ OUTPUT = (
     ),
 )
 
-OPTIONS = (*MODEL, *DATA, *TRAINING, *OPTIMIZER, *ADAPTER, *OUTPUT)
+TRAINING_ARGS = Option(
+    "training_args",
+    "text",
+    None,
+    "a JSON file of transformers' TrainingArguments; flags and --config win",
+    ("from_training_args",),
+    section="general",
+)
+
+OPTIONS = (*MODEL, *DATA, *TRAINING, *OPTIMIZER, *ADAPTER, *OUTPUT, TRAINING_ARGS)
 
 FORMERS = (
     Former("warmup_ratio", "warmup_steps", "is now warmup_steps, where a value below 1 is a share"),

@@ -169,15 +169,19 @@ class OptimConfig(Part):
     """The optimizer and its learning rate.
 
     Args:
-        optimizer: "adam", "adamw", "lion" or "sgd".
+        optimizer: one of `dew.training.optimizers.OPTIMIZERS`.
         learning_rate: the highest rate.
-        schedule: "constant", "constant_with_warmup", "linear" or "cosine".
+        schedule: one of `dew.training.schedules.SCHEDULES`, transformers' names.
         warmup_steps: updates of rising rate; below 1 a share of all updates.
         weight_decay: none on biases and norms; adam has none at all.
         beta1, beta2: decay of the moments, below 1.
         epsilon: added to the root of the second moment.
         momentum: of sgd.
         max_grad_norm: global norm that gradients are scaled down to; 0 leaves them.
+        max_grad_value: largest size of a gradient's element; 0 leaves them.
+        layer_decay: each layer's rate over that of the next one above it; 1 is the same for all.
+        optimizer_kwargs: further arguments of the optimizer by torch's names, as `nesterov`.
+        schedule_kwargs: arguments of the schedule by transformers' names, as `num_cycles`.
 
     Raises:
         ConfigRefused: values that do not fit.
@@ -193,6 +197,10 @@ class OptimConfig(Part):
     epsilon: float = setting(1e-8, low=0)
     momentum: float = setting(0.0, low=0)
     max_grad_norm: float = setting(0.0, low=0)
+    max_grad_value: float = setting(0.0, low=0)
+    layer_decay: float = setting(1.0, low=0)
+    optimizer_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    schedule_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def _problems(self) -> list[str]:
         problems = super()._problems()
@@ -208,11 +216,20 @@ class OptimConfig(Part):
                 f"warmup_steps is {self.warmup_steps:g} and schedule constant has none; choose "
                 "constant_with_warmup"
             )
+        if not 0 < self.layer_decay <= 1:
+            problems.append(f"layer_decay is {self.layer_decay}; expected above 0 and at most 1")
+        if not problems:
+            try:
+                self.build(1)
+            except InputRefused as error:
+                problems.append(str(error))
         return problems
 
     def build(self, updates: int) -> Any:
         """Return the optax transformation of a run of so many updates."""
-        rate = learning_rate(self.learning_rate, self.schedule, self.warmup_steps, updates)
+        rate = learning_rate(
+            self.learning_rate, self.schedule, self.warmup_steps, updates, self.schedule_kwargs
+        )
         return optimizer(
             self.optimizer,
             rate,
@@ -222,6 +239,9 @@ class OptimConfig(Part):
             epsilon=self.epsilon,
             momentum=self.momentum,
             max_grad_norm=self.max_grad_norm,
+            max_grad_value=self.max_grad_value,
+            layer_decay=self.layer_decay,
+            arguments=self.optimizer_kwargs,
         )
 
 

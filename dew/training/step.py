@@ -38,7 +38,7 @@ def microstep(
 
     def step(state: TrainState, frozen: Mapping[str, Any], batch: Mapping[str, jax.Array]):
         gradients, ratio, aux = _gradients(objective, state, frozen, batch)
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         finite = jnp.isfinite(ratio.total) & jnp.isfinite(norm)
         accepted = finite & (state.step == state.microstep)
         window = Window(gradients, ratio.mass.astype(jnp.float32), jnp.ones((), jnp.int32))
@@ -144,7 +144,7 @@ def _updated(
         updates = updates + 1
         averages = _followed(ema, averages, params, updates)
         # Without a window the caller has this norm already; one pass over the leaves is saved.
-        norm = 0.0 if state.accumulation is None else optax.global_norm(mean)
+        norm = 0.0 if state.accumulation is None else optax.tree.norm(mean)
         return params, opt_state, averages, updates, jnp.asarray(norm, jnp.float32)
 
     none = jnp.zeros((), jnp.float32)
