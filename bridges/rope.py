@@ -81,9 +81,10 @@ def rope_entries(config: dict[str, Any]) -> dict[str, Any]:
         `rope_theta`, `rope_scaling` (null for the default kind) and `rope_parameters`; and for
         longrope `original_max_position_embeddings`, which transformers 4 reads beside them.
     """
-    fields: dict[str, Any] = {}
-    for section in ("rope_scaling", "rope_parameters"):
-        fields.update(config.get(section) or {})
+    # The newer section first, so that an export of an export has the keys in the same order.
+    fields: dict[str, Any] = dict(config.get("rope_parameters") or {})
+    for name, value in (config.get("rope_scaling") or {}).items():
+        fields.setdefault(name, value)
     kind = fields.pop("rope_type", None) or fields.pop("type", None) or "default"
     fields.pop("type", None)
     theta = fields.pop("rope_theta", None) or config.get("rope_theta") or 10000.0

@@ -75,7 +75,7 @@ class Reading:
 
     Args:
         absent: the class that it does not have, or nothing.
-        info: the keys that it missed, did not expect or found misshapen, by kind.
+        info: the keys that it missed, did not expect or found misshapen, by kind; or its error.
         outputs: of the inputs that it was given, by name.
     """
 
@@ -111,7 +111,7 @@ class TransformersFour:
             inputs: for the model's forward, by name.
 
         Raises:
-            RuntimeError: it cannot read the folder, or ended.
+            RuntimeError: it ended.
         """
         wide: dict[str, Any] = {
             name: value.astype(np.int64) if value.dtype.kind == "i" else value
@@ -122,7 +122,7 @@ class TransformersFour:
         print(json.dumps(str(folder)), file=self._process.stdin, flush=True)
         answer = json.loads(self._answer())
         if "error" in answer:
-            raise RuntimeError(answer["error"])
+            return Reading(info={"error_msgs": [answer["error"]]})
         if "absent" in answer:
             return Reading(absent=answer["absent"])
         with np.load(folder / "outputs.npz") as stored:

@@ -16,6 +16,8 @@ from parity.reference import Checkpoint
 
 LONGEST = 48
 UNLIMITED = 1 << 20
+UNEVEN = frozenset({"input_ids", "decoder_input_ids", "input_values"})
+"""Inputs whose rows may be of unequal lengths."""
 READ = {"input_ids", "pixel_values", "input_features", "input_values"}
 
 
@@ -102,7 +104,8 @@ class Subject:
             return f"{self.bundle.family} is no causal language model"
         if check in ("greedy", "beams") and not self.writes:
             return f"{self.bundle.family} has no generate in transformers either"
-        if check == "padding" and not names & {"attention_mask", "decoder_attention_mask"}:
+        masked = names & {"attention_mask", "decoder_attention_mask"}
+        if check == "padding" and not (masked and names & UNEVEN):
             return f"{self.bundle.family} takes no attention_mask"
         return ""
 

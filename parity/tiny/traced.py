@@ -123,7 +123,7 @@ _BY_TYPE: Mapping[str, Mapping[str, Any]] = {
     "squeezebert": _of("SqueezeBertForSequenceClassification", BERT_LIKE, num_labels=3),
     "mbart": _of("MBartForConditionalGeneration", BART_LIKE),
     "pegasus": _of("PegasusForConditionalGeneration", BART_LIKE),
-    "blenderbot": _of("BlenderbotForConditionalGeneration", BART_LIKE),
+    "plbart": _of("PLBartForConditionalGeneration", BART_LIKE),
     "beit": _of("BeitForImageClassification", VIT_LIKE, use_relative_position_bias=True),
     "deit": _of("DeiTForImageClassification", VIT_LIKE),
     "convnextv2": _of(
