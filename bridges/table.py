@@ -20,6 +20,7 @@ from dew.errors import WeightMismatch, listed, shown
 LAYER, EXPERT = "{layer}", "{expert}"
 ALIGNMENT = 64  # bytes; XLA takes a CPU buffer over without a copy from this alignment on
 CHUNK_BYTES = 8 << 20
+ROWS_AT_ONCE = 64
 WORKERS = 2
 # A row past this many layers is not written out name by name when the layers do not fit.
 LISTED_LAYERS = 10_000
@@ -411,17 +412,35 @@ def _copy(source: np.ndarray, target: np.ndarray) -> int:
         target[...] = source
         return not_finite(target)
     step = max(1, CHUNK_BYTES * len(target) // max(1, target.nbytes))
+    blocks = _blocks(source)
     count = 0
     for begin in range(0, len(target), step):
-        piece = target[begin : begin + step]
-        if source.dtype == ml_dtypes.bfloat16 and target.dtype == np.float32:
-            # Exact, and twice as fast as the cast that ml_dtypes registers with numpy.
-            bits = source[begin : begin + step].view(np.uint16)
-            np.left_shift(bits, 16, out=piece.view(np.uint32), dtype=np.uint32)
-        else:
-            piece[...] = source[begin : begin + step]
+        piece, given = target[begin : begin + step], source[begin : begin + step]
+        for block in blocks:
+            _cast(given[block], piece[block])
         count += not_finite(piece)
     return count
+
+
+def _blocks(source: np.ndarray) -> list[Any]:
+    """Return the parts of a tensor's second axis to copy one after the other.
+
+    A transposed tensor is read at one place of each of its rows: of too many rows at a time, and
+    the processor does not remember where their pages lie.
+    """
+    if source.ndim < 2 or source.strides[-1] == source.itemsize:
+        return [...]
+    width = max(1, ROWS_AT_ONCE // max(1, math.prod(source.shape[2:])))
+    starts = range(0, source.shape[1], width)
+    return [(slice(None), slice(start, start + width)) for start in starts]
+
+
+def _cast(source: np.ndarray, target: np.ndarray) -> None:
+    if source.dtype == ml_dtypes.bfloat16 and target.dtype == np.float32:
+        # Exact, and twice as fast as the cast that ml_dtypes registers with numpy.
+        np.left_shift(source.view(np.uint16), 16, out=target.view(np.uint32), dtype=np.uint32)
+    else:
+        target[...] = source
 
 
 def _warn_not_finite(counts: Mapping[str, int]) -> None:
