@@ -320,7 +320,7 @@ def _vision(kind: str, seed: int) -> tuple[Any, dict[str, Any]]:
 
         module, argument = timm.create_model(name, pretrained=False).eval(), "x"
         # torch 2.14 errs in a batch norm's gradient for one row that comes back transposed.
-        rows = 2 if name.startswith("levit") else 1
+        rows = 2 if name.startswith(("levit", "xcit", "efficientformer_")) else 1
         shape = (rows, *module.default_cfg["input_size"])
     else:
         import torchvision
