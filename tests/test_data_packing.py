@@ -109,10 +109,12 @@ def test_a_hundred_thousand_documents_pack_without_quadratic_time():
         documents = numbered(generator.integers(2, 60, count).tolist())
         gc.collect()
         gc.disable()  # what other tests left would be searched within either time
-        start = time.process_time()
-        packed_rows(documents, seq_len=63)
-        gc.enable()
-        return time.process_time() - start
+        try:
+            start = time.process_time()
+            packed_rows(documents, seq_len=63)
+            return time.process_time() - start
+        finally:
+            gc.enable()
 
     seconds(1000)
     assert seconds(99_000) < 7 * seconds(33_000)

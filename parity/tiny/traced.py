@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from parity.tiny.text import BART
+
 NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 LLAMA_LIKE = {
     "vocab_size": 211,
@@ -37,22 +39,7 @@ BERT_LIKE = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-BART_LIKE = {
-    "vocab_size": 211,
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_ffn_dim": 96,
-    "decoder_ffn_dim": 96,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 3,
-    "forced_eos_token_id": None,
-}
+BART_LIKE = {**BART, "decoder_layers": 2}
 VIT_LIKE = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
