@@ -411,6 +411,7 @@ def _copy(source: np.ndarray, target: np.ndarray) -> int:
     if not target.ndim:
         target[...] = source
         return not_finite(target)
+    source = np.asarray(source)
     step = max(1, CHUNK_BYTES * len(target) // max(1, target.nbytes))
     blocks = _blocks(source)
     count = 0

@@ -25,6 +25,15 @@ hypothesis.settings.register_profile("search", derandomize=False)
 hypothesis.settings.load_profile("same")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Draw the same weights whichever tests came before: also those that a fixture draws."""
+    if item.get_closest_marker("torch") or "torch" in sys.modules:
+        import torch
+
+        torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a byte-level tokenizer.json trained on a few sentences."""
