@@ -19,6 +19,10 @@ _USUAL = frozenset(
     ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids", "bbox")
 )
 
+_ERRING = (
+    *("levit", "xcit", "efficientformer_", "iformer", "efficientvit_m", "efficientvim"),
+    *("fasternet", "legacy_seresnet"),
+)
 _CLIPS = ("r3d", "mc3", "r2plus1d", "s3d", "mvit_v1", "mvit_v2", "swin3d")
 _SIZES = ("test_", "atto", "femto", "pico", "nano", "xxt", "xxs", "tiny", "xs", "small", "18", "_s")
 _DETECTORS = ("fasterrcnn", "maskrcnn", "keypointrcnn", "ssd", "fcos", "retinanet")
@@ -320,7 +324,7 @@ def _vision(kind: str, seed: int) -> tuple[Any, dict[str, Any]]:
 
         module, argument = timm.create_model(name, pretrained=False).eval(), "x"
         # torch 2.14 errs in a batch norm's gradient for one row that comes back transposed.
-        rows = 2 if name.startswith(("levit", "xcit", "efficientformer_")) else 1
+        rows = 2 if name.startswith(_ERRING) else 1
         shape = (rows, *module.default_cfg["input_size"])
     else:
         import torchvision

@@ -21,6 +21,7 @@ from bridges.files.quantized import plain_tensors, read_quantization
 from bridges.files.regular_file import contained, optional, shown_path
 from bridges.files.tensors import open_tensors
 from bridges.hub import resolve
+from bridges.labels import relabelled
 from bridges.names import (
     StoredLayout,
     TableTensors,
@@ -31,7 +32,7 @@ from bridges.names import (
     table_tensors,
 )
 from bridges.sentence_pooling import read_pooling
-from bridges.table import Row, flat, into_tree, layer_problems, nested
+from bridges.table import Row, flat, into_tree, layer_problems, nested, tensor_shapes
 from dew.errors import InputRefused, WeightMismatch, listed, shown
 from dew.inference.bundle import Bundle
 from dew.placement import Layout, MeshSpec, Placement
@@ -50,6 +51,8 @@ def load(
     source: str | os.PathLike[str],
     *,
     task: str | None = None,
+    labels: Sequence[str] | None = None,
+    problem: str | None = None,
     revision: str | None = None,
     dtype: Any = None,
     param_dtype: Any = None,
@@ -69,6 +72,10 @@ def load(
             run, or a hub repository id.
         task: the pipeline's task that the model is for, where it is not what config.json's
             architecture does. A head that the checkpoint lacks is drawn anew, and named.
+        labels: the names of a classifier's labels, where they are not the config's. A head of
+            another number of them is drawn anew, and named.
+        problem: what the labels are, as `problem_type` spells it: "single_label_classification",
+            "multi_label_classification" or "regression"; None leaves the config's.
         revision: branch, tag or commit of a hub repository.
         dtype: what activations are computed in; float32 where None.
         param_dtype: what parameters are stored in; float32 where None, which holds every value
@@ -93,6 +100,8 @@ def load(
     compute, storage = _dtype("dtype", dtype), _dtype("param_dtype", param_dtype)
     path = resolve(source, revision)
     config, open_weights, read_processor = _opened(path)
+    if labels is not None:
+        config = relabelled(config, labels, problem=problem)
     own = compute if param_dtype is None else storage
 
     def by_tracing() -> Bundle:
@@ -121,14 +130,17 @@ def load(
         return by_tracing()
     _warn_of_remote_code(config)
     model = model.clone(dtype=compute, param_dtype=storage)
-    if path.is_dir() and hasattr(model, "sentence"):
+    if path.is_dir() and hasattr(model, "sentence") and not model.head:
         model = model.clone(sentence=read_pooling(path))
     with ThreadPoolExecutor(1) as pool:
         # Copying weights leaves the interpreter free to build the tokenizer meanwhile.
         reading = pool.submit(read_processor)
         model, table, stored = _table(family, model, open_weights())
         rows = family.rows(model)
-        table, fresh = settle_heads(family, rows, table, fresh=task is not None)
+        other = () if labels is None else _misshapen(rows, model, table)
+        table, fresh = settle_heads(
+            family, rows, table, fresh=task is not None or labels is not None, other=other
+        )
         stored = dataclasses.replace(stored, bare=stored.bare and not fresh)
         try:
             shapes = _shapes(rows, model, table)
@@ -147,6 +159,17 @@ def load(
         generation_config=_generation_config(path),
         source=os.fspath(source),
         stored=stored,
+    )
+
+
+def _misshapen(rows: Sequence[Row], model: Any, table: TableTensors) -> tuple[str, ...]:
+    """Return the names of the stored tensors that are not of the model's shape."""
+    leaves = flat(model.parameter_shapes())
+    wanted = {name: tuple(shape) for name, shape in tensor_shapes(rows, leaves)}
+    return tuple(
+        name
+        for name in table.names()
+        if name in wanted and tuple(table.info(name).shape) != wanted[name]
     )
 
 
@@ -205,18 +228,25 @@ def _is_traceable(config: Mapping[str, Any], dtype: str) -> bool:
     return is_traceable(config, dtype)
 
 
-def read_model(config: Mapping[str, Any], where: str = "config.json", *, strict: bool = False):
+def read_model(
+    config: Mapping[str, Any],
+    where: str = "config.json",
+    *,
+    strict: bool = False,
+    task: str | None = None,
+) -> Any:
     """Return the model that a config describes, without any weights.
 
     Args:
         config: a `config.json` as it was read.
         where: the file, for messages.
         strict: see `load`.
+        task: see `load`.
 
     Raises:
         InputRefused: see `load`.
     """
-    return _model(dict(config), where, strict)[1]
+    return _model(dict(config), where, strict, task)[1]
 
 
 def _dtype(name: str, value: Any) -> str:

@@ -119,7 +119,12 @@ def spelled_otherwise(family: Family, tensors: TableTensors, bare: bool) -> dict
 
 
 def settle_heads(
-    family: Family, rows: Sequence[Row], tensors: TableTensors, *, fresh: bool
+    family: Family,
+    rows: Sequence[Row],
+    tensors: TableTensors,
+    *,
+    fresh: bool,
+    other: Sequence[str] = (),
 ) -> tuple[TableTensors, tuple[Row, ...]]:
     """Return the tensors without those of heads that are not asked for, and the rows to draw anew.
 
@@ -128,10 +133,14 @@ def settle_heads(
         rows: the weight table of the model that is loaded.
         tensors: what the checkpoint holds.
         fresh: whether a head may be drawn anew, because a task asked for it.
+        other: tensors that are not of the model's shape: a head's, made for other labels.
     """
     heads = [re.compile(pattern) for pattern in family.head_names]
     own = [name_pattern(row) for row in rows]
-    unused = [n for n in tensors.stored if _matches(n, heads) and not _matches(n, own)]
+    outgrown = {name for name in other if fresh and _matches(name, heads)}
+    unused = [
+        n for n in tensors.stored if n in outgrown or (_matches(n, heads) and not _matches(n, own))
+    ]
     if unused:
         warnings.warn(
             f"not used, since the model was loaded without their head: {', '.join(unused)}",

@@ -96,7 +96,14 @@ def perplexity(bundle):
 
     def of(rows, batch: int = 2) -> float:
         batches = finite_batches(rows, batch=batch)
-        return scored(objective, bundle.variables, batches)["eval_perplexity"]
+        found = scored(
+            objective,
+            bundle.variables,
+            batches,
+            metrics=(Perplexity(),),
+            results=dict,
+        )
+        return found["val/perplexity"]
 
     return of
 

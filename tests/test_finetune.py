@@ -268,13 +268,13 @@ def test_a_folder_of_other_things_is_no_output_folder(model, data, tmp_path, cap
 
 
 def test_tokens_are_counted_over_epochs_in_the_order_of_the_rows():
-    from bridges.finetune.tokens import token_counter
+    from bridges.finetune.tokens import counter, row_targets
     from dew.data import DataPartition, RowStream, TokenRows
 
     text = np.arange(40, dtype=np.int32).reshape(5, 8)
     segments = np.asarray([[1] * n + [0] * (8 - n) for n in (8, 7, 5, 3, 2)], np.int32)
     rows = TokenRows(text, segments)
-    count = token_counter(rows, seed=3, batch=2)
+    count = counter(row_targets(rows), seed=3, batch=2)
     stream, total = RowStream(rows, DataPartition(), batch=2, seed=3), 0
     for microbatches in range(8):
         assert count(microbatches) == total

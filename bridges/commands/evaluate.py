@@ -1,8 +1,9 @@
-"""`dew evaluate`: perplexity of a model on text."""
+"""`dew evaluate`: the scores of a model on data of its task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bridges.finetune.settings import DATA, EVAL_BATCH, EVAL_MODEL
@@ -10,7 +11,7 @@ from dew.cli.command import Command, Option, Settings
 
 COMMAND = Command(
     "evaluate",
-    "measure a model's perplexity on text",
+    "score a model on held-out data: perplexity, or what its task is measured by",
     (
         *EVAL_MODEL,
         *DATA,
@@ -33,21 +34,29 @@ def run(settings: Settings) -> int:
 
     import bridges
     from bridges.finetune.backend import choose_backend
-    from bridges.finetune.data import row_length
-    from bridges.finetune.learner import learner_of
     from bridges.finetune.scores import scored
+    from bridges.finetune.task_choice import task_of
     from dew.cli.source import model_of
     from dew.config.durable import write_json
-    from dew.data import finite_batches
 
     choose_backend(settings["use_cpu"])
     source, batch = model_of(settings), settings["per_device_eval_batch_size"]
+    told, held, named = evaluated(settings)
+    task = task_of(named)
+    examples = task.read(named)
     bundle = bridges.load(source, revision=settings["model_revision"], dtype=settings["dtype"])
-    learner = learner_of(bundle)
-    text, rows, seq_len = held_out_rows(settings, learner, row_length(settings, learner))
-    objective = learner.objective(seq_len)
-    results = scored(objective, bundle.variables, finite_batches(rows, batch=batch))
-    print(_table(f"{source} on {text}", {"rows": len(rows), **results}))
+    task.check_fit(bundle, examples)
+    learner = task.learner(bundle, remat=False)
+    data = task.data(named, learner, examples, rows=batch, eval_rows=batch)
+    rows = data.eval_rows if held else data.rows
+    results = scored(
+        learner.objective(data.report.seq_len),
+        bundle.variables,
+        task.batches(rows, batch=batch),
+        metrics=task.metrics(learner, task.side(examples, held=held)),
+        results=task.results,
+    )
+    print(_table(f"{source} on {told}", {"rows": len(rows), **results}))
     if settings.origins["output_dir"] == "flag":
         folder = Path(settings["output_dir"])
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,18 +64,21 @@ def run(settings: Settings) -> int:
     return 0
 
 
-def held_out_rows(settings: Settings, learner: Any, seq_len: int) -> tuple[str, Any, int]:
-    """Return what is evaluated on, for the table, its rows, and the predicted positions of one."""
-    from bridges.finetune.data import read_rows
+def evaluated(settings: Settings) -> tuple[str, bool, Settings]:
+    """Return what is evaluated on, for the table; whether it is a share held out; and where it is.
+
+    The settings that come back name the model that is evaluated, and one source of data.
+    """
+    from dew.cli.source import model_of
 
     text, split = settings["dataset_name"], None
     if settings.origins["dataset_name"] != "flag":
         text = settings["eval_data"] or text
         split = None if settings["eval_data"] else settings["eval_split"] or None
-    data = read_rows(settings, learner, text, seq_len=seq_len, batch=1, split=split)
-    if split is None:
-        return text, data.rows, data.report.seq_len
-    return f"{split} of {text}", data.eval_rows, data.report.seq_len
+    named = {"dataset_name": text, "eval_data": None, "eval_split": split}
+    named["model_name_or_path"] = model_of(settings)
+    told = text if split is None else f"{split} of {text}"
+    return told, split is not None, replace(settings, values={**settings.values, **named})
 
 
 def _table(heading: str, results: Mapping[str, Any]) -> str:

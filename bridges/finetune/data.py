@@ -12,7 +12,12 @@ from dew.errors import InputRefused
 
 
 def row_length(settings: Settings, learner: Learner) -> int:
-    """Return the predicted positions of a row: max_length tokens, the first of them no target.
+    """Return the predicted positions of a row: `most_tokens`, the first of them no target."""
+    return most_tokens(settings, learner) - 1
+
+
+def most_tokens(settings: Settings, learner: Learner) -> int:
+    """Return the most tokens of a row, max_length.
 
     A default longer than the model is shortened with a line that says so.
 
@@ -28,7 +33,7 @@ def row_length(settings: Settings, learner: Learner) -> int:
             )
         print(f"max_length: {limit} rather than {length}, the model's positions", file=sys.stderr)
         length = limit
-    return length - 1
+    return length
 
 
 def open_data(settings: Settings, learner: Learner, *, seq_len: int, rows: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,22 @@ def dry_run(settings: Settings) -> int:
         InputRefused: a model's config or settings that cannot be used.
     """
     import jax
-    import jax.numpy as jnp
 
     from bridges.finetune.backend import choose_backend
-    from bridges.finetune.data import row_length
-    from bridges.finetune.learner import learner_of
+    from bridges.finetune.data import most_tokens
     from bridges.finetune.mesh import batch_parts, mesh_of
     from bridges.finetune.method import method_of
     from bridges.finetune.optimizer import optim_of
+    from bridges.finetune.task_choice import task_of
     from dew import Trainer
 
     choose_backend(settings["use_cpu"])
     mesh = mesh_of(settings["mesh"])
-    shell = model_without_weights(settings, mesh)
-    learner = learner_of(shell, remat=settings["activation_checkpointing"])
-    seq_len = row_length(settings, learner)
+    task = task_of(settings)
+    shell = model_without_weights(settings, mesh, task.loading(task.read(settings)))
+    learner = task.learner(shell, remat=settings["activation_checkpointing"])
     method = method_of(settings)
-    objective = method.objective(learner, seq_len)
+    objective = method.objective(learner, most_tokens(settings, learner) - 1)
     trainer = Trainer(
         objective,
         optim_of(settings, max(1, settings["max_steps"])).transform(
@@ -46,26 +46,31 @@ def dry_run(settings: Settings) -> int:
         accumulation=settings["gradient_accumulation_steps"],
     )
     rows = settings["per_device_train_batch_size"] * batch_parts(mesh)
-    field = jax.ShapeDtypeStruct((rows, seq_len + 1), jnp.int32)
-    plan = trainer.plan({"text": field, "segments": field}, learner.shapes())
+    batch = task.planned_batch(settings, learner, rows=rows)
+    plan = trainer.plan(batch, learner.shapes())
     print(f"\nparameters\n{_shapes(plan.state.params)}")
-    print(f"\nbatch\n  text, segments int32 [{rows}, {seq_len + 1}]")
+    print(f"\nbatch\n{_fields(batch)}")
     print(f"\nmemory of a step on {jax.devices()[0].device_kind}\n{_memory(plan.memory)}")
     print(f"\ncompiled in {plan.compile_seconds:.1f} s; no weight was read")
     return 0
 
 
-def model_without_weights(settings: Settings, mesh: Any) -> Any:
+def model_without_weights(settings: Settings, mesh: Any, loading: Mapping[str, Any]) -> Any:
     """Return a bundle of the model that the config describes, without values.
+
+    Args:
+        settings: of `dew finetune`.
+        mesh: how the devices are shared out.
+        loading: the task's own options of `bridges.load`.
 
     Raises:
         InputRefused: a config that cannot be used.
         LayoutRefused: the mesh does not cut a traced model's parameters.
     """
     from bridges.family import FAMILIES, NotNative
-    from bridges.files.json_file import read_json
-    from bridges.files.tensors import open_tensors
+    from bridges.finetune.source_config import source_config
     from bridges.hub import resolve
+    from bridges.labels import relabelled
     from bridges.loading import read_model
     from bridges.torch.checkpoint import is_traceable, traced_shapes
     from dew.inference.bundle import Bundle
@@ -74,7 +79,9 @@ def model_without_weights(settings: Settings, mesh: Any) -> Any:
     path = Path(resolve(settings["model_name_or_path"], settings["model_revision"]))
     dtype = settings["dtype"]
     folder = path.is_dir() and (path / "config.json").exists()
-    config: dict = read_json(path / "config.json") if folder else open_tensors(path).config()  # type: ignore[attr-defined]
+    config = source_config(settings)
+    if "labels" in loading:
+        config = relabelled(config, loading["labels"], problem=loading["problem"])
 
     def traced() -> Any:
         print("no native family: traced from transformers, with its own classes", flush=True)
@@ -83,7 +90,7 @@ def model_without_weights(settings: Settings, mesh: Any) -> Any:
     if folder and config.get("model_type") not in FAMILIES and is_traceable(config, dtype):
         return traced()
     try:
-        model = read_model(config, str(path)).clone(dtype=dtype)
+        model = read_model(config, str(path), task=loading.get("task")).clone(dtype=dtype)
     except NotNative:
         if not folder or not is_traceable(config, dtype):
             raise
@@ -103,6 +110,11 @@ def _shapes(params: Any) -> str:
     ]
     total = sum(leaf.size for _, leaf in leaves)
     return "\n".join([*lines, f"  {total:,} in all"])
+
+
+def _fields(batch: Mapping[str, Any]) -> str:
+    lines = [f"  {name} {field.dtype} {list(field.shape)}" for name, field in batch.items()]
+    return "\n".join(lines)
 
 
 def _memory(memory: Any) -> str:

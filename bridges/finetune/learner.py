@@ -69,6 +69,11 @@ class Learner(ABC):
     def vocab_size(self) -> int | None:
         """How many ids the model has; None where it names no number."""
 
+    @property
+    @abstractmethod
+    def input_names(self) -> tuple[str, ...]:
+        """The inputs that the model takes, by Hugging Face's names."""
+
     @abstractmethod
     def shapes(self) -> Mapping[str, Any]:
         """Return the shapes of the variables."""
@@ -123,6 +128,11 @@ class NativeText(Learner):
     def vocab_size(self) -> int | None:
         """The model's."""
         return self.bundle.model.vocab_size
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The model's."""
+        return tuple(self.bundle.model.input_names)
 
     def shapes(self) -> Mapping[str, Any]:
         """Return the shapes of the variables."""
@@ -219,6 +229,11 @@ class TracedText(Learner):
             f"dtype: {self.bundle.family} is traced, so its float32 weights begin rounded to "
             f"{rounded[0]}; what is trained is float32 from there on"
         )
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Those of torch's forward."""
+        return tuple(self.bundle.stored["inputs"])
 
     def shapes(self) -> Mapping[str, Any]:
         """Return the shapes of the variables."""

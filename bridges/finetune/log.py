@@ -17,7 +17,6 @@ _NAMES = {
     "train/loss": "loss",
     "train/grad_norm": "grad_norm",
     "train/learning_rate": "learning_rate",
-    "val/perplexity": "eval_perplexity",
 }
 
 
@@ -28,6 +27,7 @@ class RunLog:
         path: `log.jsonl`, or the null device. Records of a run that was killed after
             `updates` are dropped, for they will be written again.
         plan: the sizes of the run.
+        results: an evaluation's scores by Hugging Face's names; see `Task.results`.
         updates: where the run goes on.
         tokens: the targets counted after so many microbatches; None logs none.
         lines: where to print each record as JSON too; None prints none.
@@ -40,6 +40,7 @@ class RunLog:
         path: Path,
         plan: Plan,
         *,
+        results: Callable[[Mapping[str, float]], Mapping[str, float]],
         updates: int = 0,
         tokens: Callable[[int], int] | None = None,
         lines: TextIO | None = None,
@@ -52,18 +53,20 @@ class RunLog:
             os.replace(aside, path)
         self._file = path.open("a", encoding="utf-8")
         self._plan, self._tokens, self._lines = plan, tokens, lines
+        self._results = results
 
     def log(self, scalars: Mapping[str, Any], step: int) -> None:
         """Write the scalars of microbatch `step`."""
         record: dict[str, Any] = {"step": step // self._plan.accumulation}
         record["epoch"] = self._plan.epoch(step)
+        scores = {n: _number(v) for n, v in scalars.items() if n.startswith("val/")}
+        if scores:
+            record |= self._results(scores)
         for name, value in in_updates(scalars, self._plan.accumulation).items():
-            if not name.startswith("evaluation/"):
+            if not name.startswith(("evaluation/", "val/")):
                 record[_renamed(name)] = _number(value)
         if "loss" in record and self._tokens is not None:
             record["num_tokens"] = self._tokens(step)
-        if "eval_perplexity" in record and isinstance(record["eval_perplexity"], float):
-            record["eval_loss"] = math.log(record["eval_perplexity"])
         self.record(record)
 
     def record(self, record: dict[str, Any]) -> None:
@@ -87,8 +90,11 @@ class RunLog:
 
     def evaluated(self, step: int) -> dict[str, Any]:
         """Return the scores logged at update `step`, empty where there are none."""
-        found = [r for r in self.history if r["step"] == step and "eval_perplexity" in r]
-        return {k: v for k, v in found[-1].items() if k.startswith("eval_")} if found else {}
+        for record in reversed(self.history):
+            scores = {name: v for name, v in record.items() if name.startswith("eval_")}
+            if record["step"] == step and scores:
+                return scores
+        return {}
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

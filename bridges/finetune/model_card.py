@@ -16,6 +16,8 @@ def model_card(
     name: str,
     source: str,
     adapter: bool,
+    pipeline: str,
+    usage: str,
     settings: str,
     before: Mapping[str, float],
     results: Mapping[str, float],
@@ -27,6 +29,8 @@ def model_card(
         name: of the run.
         source: what it was trained from.
         adapter: whether the weights are a LoRA adapter.
+        pipeline: the pipeline's task that the model does.
+        usage: a call of that pipeline, a line of Python without the pipeline.
         settings: the run's YAML.
         before: scores of the model as it was loaded, by name.
         results: scores and counts of the finished run, by name.
@@ -41,14 +45,14 @@ def model_card(
     if _HUB_ID.fullmatch(source) and not Path(source).exists():
         front["base_model"] = source
         front["base_model_relation"] = "adapter" if adapter else "finetune"
-    front["tags"] = ["generated_from_trainer", "dew", "jax", "text-generation"]
-    front["pipeline_tag"] = "text-generation"
+    front["tags"] = ["generated_from_trainer", "dew", "jax", pipeline]
+    front["pipeline_tag"] = pipeline
     kind = "A LoRA adapter for" if adapter else "Fine-tuned from"
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {name}",
         f"{kind} `{Path(source).name if Path(source).exists() else source}` with dew, on JAX.",
-        _use(adapter),
+        _use(adapter, pipeline, usage),
         f"## How it was trained\n\n{rows} rows an epoch. The settings, as in `config.yaml`:\n\n"
         f"```yaml\n{settings}```",
         _table("## Results", before, results),
@@ -71,12 +75,12 @@ def versions() -> list[str]:
     return found
 
 
-def _use(adapter: bool) -> str:
+def _use(adapter: bool, pipeline: str, usage: str) -> str:
     lines = ["```python", "from transformers import pipeline", ""]
     if adapter:
         lines += ["# The adapter merged into its base lies in `merged`.", ""]
     folder = '"path/to/this/folder/merged"' if adapter else '"path/to/this/folder"'
-    lines += [f'pipeline("text-generation", {folder})("Once upon a time")', "```"]
+    lines += [f'pipeline("{pipeline}", {folder}){usage}', "```"]
     return "\n".join(lines)
 
 

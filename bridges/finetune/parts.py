@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bridges.finetune.data import open_data, row_length
-from bridges.finetune.learner import Learner, learner_of
+from bridges.finetune.learner import Learner
 from bridges.finetune.mesh import batch_parts, mesh_of
 from bridges.finetune.method import Method, method_of
 from bridges.finetune.optimizer import Optim, optim_of
 from bridges.finetune.plan import Plan, plan_of
+from bridges.finetune.task import Task
+from bridges.finetune.task_choice import task_of
 from dew.cli.command import Settings
 
 
@@ -24,8 +26,9 @@ class Parts:
         settings: as merged.
         folder: where everything goes.
         name: of the run.
+        task: what it teaches.
         learner: the model as it was loaded, and how it learns.
-        data: the `TextDataset`.
+        data: a dataset with its rows and its report.
         plan: the sizes.
         method: whole model or adapter.
         objective: the loss.
@@ -36,6 +39,7 @@ class Parts:
     settings: Settings
     folder: Path
     name: str
+    task: Task
     learner: Learner
     data: Any
     plan: Plan
@@ -43,6 +47,12 @@ class Parts:
     objective: Any
     optimizer: Optim
     mesh: Any
+
+    @cached_property
+    def metrics(self) -> tuple[Any, ...]:
+        """What an evaluation scores."""
+        examples = getattr(self.data, "examples", None)
+        return tuple(self.task.metrics(self.learner, examples))
 
 
 def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
@@ -56,18 +66,21 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
     method = method_of(settings)
     mesh = mesh_of(settings["mesh"])
     parts = batch_parts(mesh)
+    task = task_of(settings)
+    examples = task.read(settings)
     bundle = bridges.load(
         settings["model_name_or_path"],
         revision=settings["model_revision"],
         dtype=settings["dtype"],
         mesh=mesh,
+        **task.loading(examples),
     )
-    learner = learner_of(bundle, remat=settings["activation_checkpointing"])
+    learner = task.learner(bundle, remat=settings["activation_checkpointing"])
     if learner.note is not None:
         print(learner.note, file=sys.stderr)
-    seq_len = row_length(settings, learner)
     rows = settings["per_device_train_batch_size"] * parts
-    data = open_data(settings, learner, seq_len=seq_len, rows=rows)
+    eval_rows = settings["per_device_eval_batch_size"] * parts
+    data = task.data(settings, learner, examples, rows=rows, eval_rows=eval_rows)
     print(f"\ndata\n{_indented(str(data.report))}", flush=True)
     plan = plan_of(settings, records=data.records, devices=parts, held_out=data.val is not None)
     print(
@@ -79,6 +92,7 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
         settings=settings,
         folder=folder,
         name=name,
+        task=task,
         learner=learner,
         data=data,
         plan=plan,

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
 def scored(
-    objective: Any, variables: Any, batches: Iterable[Any], *, step: int = 0, mesh: Any = None
-) -> dict:
-    """Return eval_loss (nats a token), eval_perplexity, eval_runtime and eval_samples_per_second.
+    objective: Any,
+    variables: Any,
+    batches: Iterable[Any],
+    *,
+    metrics: Sequence[Any],
+    results: Callable[[Mapping[str, float]], Mapping[str, float]],
+    step: int = 0,
+    mesh: Any = None,
+) -> dict[str, Any]:
+    """Return the scores, eval_runtime and eval_samples_per_second.
 
     Args:
-        objective: a language-model objective.
+        objective: what evaluates.
         variables: what to score.
         batches: finite, or what opens them for a data partition.
+        metrics: what to measure.
+        results: the scores by Hugging Face's names; see `Task.results`.
         step: the training step of the variables.
         mesh: where they lie; None is the default device.
     """
     import jax
 
-    from dew import evaluate, metrics
+    from dew import evaluate
 
     found = evaluate(
         objective,
         variables,
         batches,
         key=jax.random.key(0),
-        metrics=(metrics.perplexity(),),
+        metrics=metrics,
         step=step,
         mesh=mesh,
     )
-    perplexity = found.scores["val/perplexity"]
     return {
-        "eval_loss": math.log(perplexity),
-        "eval_perplexity": perplexity,
+        **results(found.scores),
         "eval_runtime": round(found.elapsed_seconds, 4),
         "eval_samples_per_second": round(found.records / found.elapsed_seconds, 4),
     }

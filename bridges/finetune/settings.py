@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bridges.finetune.optimizer_names import OPTIMS, SCHEDULES
+from bridges.finetune.task_names import TASKS
 from dew.cli.command import Former, Option, Settings
 
 MODEL = (
@@ -43,15 +44,43 @@ MODEL = (
     ),
 )
 
+TASK = Option(
+    "task",
+    "text",
+    None,
+    "what is taught; guessed from the checkpoint where it is plain",
+    choices=tuple(TASKS),
+    section="data",
+)
 DATA = (
     Option(
         "dataset_name",
         "text",
         None,
-        "a text, JSON lines or parquet file, or a folder of them",
+        "a file (text, CSV, JSON lines, parquet, arrow), a folder of them, or a hub id",
         ("data",),
         required=True,
         section="data",
+    ),
+    TASK,
+    Option(
+        "text_column_names",
+        "texts",
+        (),
+        "the columns with the text, or with the two texts of a pair; usual names are found",
+        ("text_column_name",),
+        section="data",
+    ),
+    Option(
+        "label_column_name",
+        "text",
+        None,
+        "the column with the labels; usual names are found",
+        section="data",
+    ),
+    Option("dataset_train_split", "text", "train", "the split that is trained on", section="data"),
+    Option(
+        "dataset_test_split", "text", "test", "the split of eval_data that is used", section="data"
     ),
     Option(
         "dataset_text_field",

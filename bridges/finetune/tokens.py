@@ -10,20 +10,19 @@ import numpy as np
 CHUNK_ROWS = 1024
 
 
-def token_counter(rows: Any, *, seed: int, batch: int) -> Callable[[int], int]:
-    """Return the targets that the loss has counted, as a function of the microbatches.
+def counter(targets: np.ndarray, *, seed: int, batch: int) -> Callable[[int], int]:
+    """Return the tokens that a run has counted, as a function of the microbatches.
 
     It follows from the order of the rows alone, so a resumed run counts as one that never
     stopped.
 
     Args:
-        rows: the training rows.
+        targets: how many each row holds, int64 [rows].
         seed: of their order.
         batch: rows of a microbatch.
     """
     from dew.data.stream import epoch_order
 
-    targets = row_targets(rows)
     sums: dict[int, np.ndarray] = {}
 
     def count(microbatches: int) -> int:

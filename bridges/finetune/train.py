@@ -19,7 +19,8 @@ from bridges.finetune.run_checkpoints import RunCheckpoints
 from bridges.finetune.run_folder import LOG, STATE
 from bridges.finetune.scores import scored
 from bridges.finetune.settings import settings_yaml
-from bridges.finetune.tokens import token_counter
+from bridges.finetune.task import TIMES
+from bridges.finetune.tokens import counter
 from dew.artifacts import agreed, broadcast_from_process_zero, collective_host
 from dew.artifacts.coordination import pooled, rank
 from dew.config.durable import write_atomic, write_json
@@ -32,9 +33,9 @@ def train(parts: Parts) -> int:
     latest = None if checkpoints is None else checkpoints.latest
     start = latest or 0
     lines = sys.stdout if settings["log_format"] == "json" and not settings["quiet"] else None
-    tokens = token_counter(parts.data.rows, seed=settings["seed"], batch=plan.rows)
+    tokens = counter(parts.task.row_tokens(parts.data.rows), seed=settings["seed"], batch=plan.rows)
     path = Path(os.devnull) if rank() else parts.folder / LOG
-    log = RunLog(path, plan, updates=start, tokens=tokens, lines=lines)
+    log = RunLog(path, plan, results=parts.task.results, updates=start, tokens=tokens, lines=lines)
     if checkpoints is not None:
         checkpoints.describe = lambda done, folder: _write_state(parts, log, done, folder)
     if latest is not None:
@@ -71,7 +72,7 @@ def _checkpoints(parts: Parts) -> RunCheckpoints | None:
 def _fit(parts: Parts, checkpoints: RunCheckpoints | None, log: RunLog) -> Any:
     import jax
 
-    from dew import Trainer, metrics
+    from dew import Trainer
     from dew.training.progress import Silent, default_progress
 
     settings, plan = parts.settings, parts.plan
@@ -92,7 +93,7 @@ def _fit(parts: Parts, checkpoints: RunCheckpoints | None, log: RunLog) -> Any:
         log_every=plan.log_every,
         eval_every=plan.eval_every,
         checkpoint_every=None if checkpoints is None else plan.save_every,
-        metrics=(metrics.perplexity(),),
+        metrics=parts.metrics,
         variables=parts.learner.bundle.variables,
         progress=Silent() if hidden else shown,
     )
@@ -103,10 +104,27 @@ def _before(parts: Parts, log: RunLog) -> dict[str, Any]:
     if not parts.settings["eval_on_start"] or parts.data.val is None:
         return {}
     variables = parts.objective.init(_key(parts), parts.learner.bundle.variables)
-    found = scored(parts.objective, variables, parts.data.val, mesh=parts.mesh)
+    found = _scored(parts, variables)
     log.record({"step": 0, "epoch": 0.0, **found})
-    print(f"before: perplexity {found['eval_perplexity']:.6g}", flush=True)
+    print(f"before: {_headline(parts, found)}", flush=True)
     return found
+
+
+def _scored(parts: Parts, variables: Any, step: int = 0) -> dict[str, Any]:
+    return scored(
+        parts.objective,
+        variables,
+        parts.data.val,
+        metrics=parts.metrics,
+        results=parts.task.results,
+        step=step,
+        mesh=parts.mesh,
+    )
+
+
+def _headline(parts: Parts, found: dict[str, Any]) -> str:
+    name = parts.task.headline(found)
+    return f"{name.removeprefix('eval_').replace('_', ' ')} {found[name]:.6g}"
 
 
 def _after(parts: Parts, log: RunLog, state: Any) -> dict[str, Any]:
@@ -117,11 +135,9 @@ def _after(parts: Parts, log: RunLog, state: Any) -> dict[str, Any]:
     # Only process 0 logs.
     found = broadcast_from_process_zero(log.evaluated(step))
     if not found:
-        found = scored(
-            parts.objective, state.params, parts.data.val, step=int(state.step), mesh=parts.mesh
-        )
+        found = _scored(parts, state.params, int(state.step))
         log.record({"step": step, "epoch": _epoch(parts, state), **found})
-    print(f"held out: perplexity {found['eval_perplexity']:.6g}", flush=True)
+    print(f"held out: {_headline(parts, found)}", flush=True)
     return found
 
 
@@ -222,14 +238,17 @@ def _write_state(parts: Parts, log: RunLog, microbatches: int, folder: Path) -> 
 
 
 def _card(parts: Parts, before: dict[str, Any], results: dict[str, Any]) -> str:
-    kept = ("eval_loss", "eval_perplexity", "train_loss")
+    timed = {f"eval_{name}" for name in TIMES}
+    kept = [name for name in results if name.startswith("eval_") and name not in timed]
     return model_card(
         name=parts.name,
         source=parts.settings["model_name_or_path"],
         adapter=parts.method.adapter,
+        pipeline=parts.task.pipeline,
+        usage=parts.task.usage(parts.method.adapter),
         settings=settings_yaml(parts.settings),
         before=before,
-        results={name: results[name] for name in kept if name in results},
+        results={name: results[name] for name in (*kept, "train_loss") if name in results},
         rows=parts.data.records,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,22 @@ TEXT_LIMIT = 1 << 26
 ENCODE_SECONDS = 5.0
 ENCODE_CHARACTERS_PER_SECOND = 100_000  # a tenth of what a slow tokenizer does
 NO_LIMIT = 1 << 40
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How a text or a pair of texts is cut to a length.
+
+    Args:
+        max_tokens: the most tokens, special ones included.
+        strategy: "longest_first" cuts the longer of a pair, token by token; "only_first" and
+            "only_second" cut that one alone.
+        stride: how many tokens a window shares with the one before it.
+    """
+
+    max_tokens: int
+    strategy: str = "longest_first"
+    stride: int = 0
 
 
 class TextProcessor:
@@ -82,6 +99,7 @@ class TextProcessor:
         side = source.settings.get("padding_side", "right")
         self.padding_side: str = side if side in ("left", "right") else "right"
         self._patterns = _has_own_pattern(source.definition)
+        self._cut: dict[Cutting, tokenizers.Tokenizer] = {}
         # A text may bring its own start token, as chat templates do: it must not come twice.
         added = self._run([""], True)[0].ids
         self._adds_bos = self.bos_token_id is not None and added[:1] == [self.bos_token_id]
@@ -139,6 +157,36 @@ class TextProcessor:
             kept = self._one_bos(ids)
             ids, offsets = kept, offsets[len(ids) - len(kept) :]
         return ids, offsets
+
+    def encodings(
+        self, inputs: Sequence[str | tuple[str, str]], cutting: Cutting | None = None
+    ) -> list[tokenizers.Encoding]:
+        """Return the library's encodings of texts or pairs of texts, special tokens included.
+
+        Args:
+            inputs: texts, or first and second texts, which the tokenizer joins in its own way.
+            cutting: how long ones are cut; None leaves them whole. Where its windows overlap, the
+                windows after the first are an encoding's `overflowing`.
+
+        Raises:
+            InputRefused: as `encode`; or a limit too short for the special tokens.
+        """
+        if cutting is None:
+            return self._run(inputs, True)
+        if cutting not in self._cut:
+            copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+            copy.no_padding()
+            try:
+                copy.enable_truncation(
+                    cutting.max_tokens, stride=cutting.stride, strategy=cutting.strategy
+                )
+            except BaseException as error:
+                raise InputRefused(
+                    f"tokenizer: {cutting.max_tokens} tokens with a stride of {cutting.stride} "
+                    f"leave no room for a text: {shown(str(error))}"
+                ) from None
+            self._cut[cutting] = copy
+        return self._run(inputs, True, self._cut[cutting])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids without a token (padded vocabulary rows) give no text.
@@ -228,9 +276,16 @@ class TextProcessor:
         """Return `ids` with one start token where the text brought its own as well."""
         return ids[1:] if self._adds_bos and ids[1:2] == ids[:1] else ids
 
-    def _run(self, texts: Sequence[str], add_special_tokens: bool) -> list[tokenizers.Encoding]:
+    def _run(
+        self,
+        inputs: Sequence[str | tuple[str, str]],
+        add_special_tokens: bool,
+        tokenizer: tokenizers.Tokenizer | None = None,
+    ) -> list[tokenizers.Encoding]:
         """Encode within the bounds, whatever the library raises."""
-        texts = list(texts)
+        given = list(inputs)
+        texts = [text for one in given for text in (one if isinstance(one, tuple) else (one,))]
+        chosen = self._tokenizer if tokenizer is None else tokenizer
         for text in texts:
             if not isinstance(text, str) or len(text) > TEXT_LIMIT:
                 size = f"a text of {len(text)} characters" if isinstance(text, str) else shown(text)
@@ -240,7 +295,7 @@ class TextProcessor:
                 )
 
         def work() -> list[tokenizers.Encoding]:
-            return self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+            return chosen.encode_batch(given, add_special_tokens=add_special_tokens)
 
         seconds = ENCODE_SECONDS + sum(map(len, texts)) / ENCODE_CHARACTERS_PER_SECOND
         try:

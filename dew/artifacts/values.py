@@ -75,7 +75,20 @@ class TokenScores:
     weights: Any
 
 
-Artifact = ImageGrid | VideoGrid | TextSamples | Representations | TokenScores
+@struct.dataclass
+class Predictions:
+    """What a model gives for records whose right answers are in the batch.
+
+    Args:
+        outputs: some of its outputs by Hugging Face's names, each [N, ...].
+        weights: float32 [N] or [N, ...], 0 where a record or a place in it does not count.
+    """
+
+    outputs: Any
+    weights: Any
+
+
+Artifact = ImageGrid | VideoGrid | TextSamples | Representations | TokenScores | Predictions
 """One evaluation value."""
 
 Artifacts = Artifact | tuple[Artifact, ...]

@@ -1,0 +1,53 @@
+"""The tables of a run: what is trained on, what is held out, and their rows by column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bridges.held_out import held_out
+from dew.cli.command import Settings
+from dew.errors import InputRefused
+
+
+def sides(settings: Settings) -> tuple[Any, Any]:
+    """Return the records that are trained on, and those of `eval_data`, or None.
+
+    Raises:
+        InputRefused: a source that cannot be read.
+    """
+    from bridges.data.records import read_records
+
+    train = read_records(settings["dataset_name"], split=settings["dataset_train_split"])
+    validation = None
+    if settings["eval_data"]:
+        validation = read_records(settings["eval_data"], split=settings["dataset_test_split"])
+    return train, validation
+
+
+def records_of(records: Any, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the values of some columns, a tuple a row."""
+    return list(zip(*(records.column(name) for name in columns), strict=True))
+
+
+def held_examples(table: Any, keys: Sequence[str], settings: Settings) -> tuple[Any, Any]:
+    """Return what is kept of a table and what `eval_split` holds out; equal rows stay together.
+
+    Args:
+        table: with `select(indices)`.
+        keys: a text for each row that tells it from others.
+        settings: with `eval_split` and `seed`.
+
+    Raises:
+        InputRefused: all rows are equal.
+    """
+    arrays = [np.frombuffer(key.encode("utf-8", "surrogatepass"), np.uint8) for key in keys]
+    held = held_out(arrays, share=settings["eval_split"], seed=settings["seed"])
+    if not held.any():
+        raise InputRefused(
+            f"eval_split: {settings['eval_split']} of {len(keys)} rows, no two of them different, "
+            "so none can be held out. Give more data, or --eval_data."
+        )
+    return table.select(np.flatnonzero(~held)), table.select(np.flatnonzero(held))

@@ -1,0 +1,1 @@
+"""What `dew finetune` teaches, a task a file."""
