@@ -14,6 +14,7 @@ from dew.nn.dense import Dense
 from dew.nn.norms import NORMS
 from dew.nn.recompute import recomputed
 from dew.nn.rotary import rotate
+from dew.nn.softmax_attention import softmax_attention
 
 ATTENTION_IMPLS = ("auto", "xla", "cudnn")
 CUDNN_HEAD_FEATURES = 128
@@ -157,16 +158,22 @@ def attend(
     """
     if cap is not None:
         return recomputed(partial(_capped, scale=scale, cap=cap))(query, key, value, mask)
+    # One query, a step of decoding: XLA reads the cache where it lies.
     chosen = _implementation(impl, query)
-    attention = partial(
-        jax.nn.dot_product_attention,
-        mask=mask,
-        scale=scale,
-        is_causal=mask is None,
-        implementation=chosen,
-    )
-    # cuDNN's kernel keeps no [L, S] weights; XLA's would be kept once a layer.
-    return (attention if chosen == "cudnn" else recomputed(attention))(query, key, value)
+    if chosen == "cudnn" or query.shape[1] == 1:
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=mask,
+            scale=scale,
+            is_causal=mask is None,
+            implementation=chosen,
+        )
+    length, slots = query.shape[1], key.shape[1]
+    if mask is None:
+        mask = jnp.tril(jnp.ones((length, slots), bool))[None, None]
+    return softmax_attention(query, key, value, mask, scale=scale)
 
 
 def _capped(

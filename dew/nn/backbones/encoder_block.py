@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from dew.nn.norms import NORMS
 from dew.nn.recompute import recomputed
 from dew.nn.rotary import rotate
 from dew.nn.sight import Turn
+from dew.nn.softmax_attention import softmax_attention
 
 
 class UnbiasedLayerNorm(nn.Module):
@@ -180,11 +180,7 @@ def look(
     if bias is None:
         return attend(query, key, value, mask, impl, scale=scale)
 
-    def mixed(query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array) -> jax.Array:
-        run = partial(jax.nn.dot_product_attention, mask=mask, scale=scale, implementation="xla")
-        return run(query, key, value, bias=bias)
-
-    return recomputed(mixed)(query, key, value, bias)
+    return softmax_attention(query, key, value, mask, bias, scale=scale)
 
 
 def block_axes(spec: BlockSpec) -> dict[str, Any]:

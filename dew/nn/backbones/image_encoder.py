@@ -28,6 +28,7 @@ from dew.nn.block import MLP, BlockSpec, joined
 from dew.nn.constraint import constrained
 from dew.nn.dense import Dense
 from dew.nn.norms import LayerNorm
+from dew.nn.softmax_attention import softmax_attention
 from dew.nn.stack import full_mask
 
 SHARPNESS = -0.75
@@ -144,7 +145,7 @@ class AttentionPool(nn.Module):
         query = heads_map(spec, "query")(probe.astype(tokens.dtype)[None, None])
         query = jnp.broadcast_to(query, (len(tokens), *query.shape[1:]))
         key, value = (heads_map(spec, name)(tokens) for name in ("key", "value"))
-        mixed = jax.nn.dot_product_attention(query, key, value, implementation="xla")
+        mixed = softmax_attention(query, key, value)
         x = out_map(spec)(mixed)[:, 0]
         normed = LayerNorm(spec.norm_epsilon, spec.param_dtype, name="norm")(x)
         return x + MLP(spec, name="mlp")(normed)

@@ -16,6 +16,7 @@ from dew.nn.block import BlockSpec, joined
 from dew.nn.convolution import Convolution, FixedBatchNorm
 from dew.nn.dense import Dense
 from dew.nn.norms import LayerNorm
+from dew.nn.softmax_attention import softmax_attention
 
 EPSILON = 1e-5
 SIDE = 64
@@ -38,7 +39,7 @@ class ShrunkAttention(nn.Module):
         flat = [part.reshape(shape[0], -1, shape[-1]) for part in (x, seen)]
         query = heads_map(spec, "query")(flat[0])
         key, value = (heads_map(spec, name)(flat[1]) for name in ("key", "value"))
-        mixed = jax.nn.dot_product_attention(query, key, value, implementation="xla")
+        mixed = softmax_attention(query, key, value)
         return out_map(spec)(mixed).reshape(shape)
 
 
