@@ -77,26 +77,35 @@ def read_rows(
     """
     import bridges
 
-    bundle, packs = learner.bundle, settings["packing"]
-    apart = packs and not learner.masks_documents
-    if apart and settings.origins["packing"] == "flag":
-        raise InputRefused(
-            f"packing: {bundle.family} is traced and takes no mask of documents, so those that "
-            "share a row would see each other; leave --packing out"
-        )
+    bundle = learner.bundle
     data = bridges.dataset(
         source,
         bundle.processor,
         seq_len=seq_len,
         text_field=settings["dataset_text_field"],
-        pack=packs,
+        pack=settings["packing"],
         seed=settings["seed"],
         max_positions=learner.position_limit,
         vocab_size=learner.vocab_size,
         **options,
     )
-    if not apart:
+    return laid_apart(settings, learner, data)
+
+
+def laid_apart(settings: Settings, learner: Learner, data: Any) -> Any:
+    """Return packed rows with a document a row where the model cannot keep documents apart.
+
+    Raises:
+        InputRefused: packing that was asked for, of a model that cannot.
+    """
+    bundle = learner.bundle
+    if learner.masks_documents or not settings["packing"]:
         return data
+    if settings.origins["packing"] == "flag":
+        raise InputRefused(
+            f"packing: {bundle.family} is traced and takes no mask of documents, so those that "
+            "share a row would see each other; leave --packing out"
+        )
     separated = one_document_a_row(data, bundle.processor, seed=settings["seed"])
     if separated is data:
         return data

@@ -14,6 +14,7 @@ def scored(
     metrics: Sequence[Any],
     results: Callable[[Mapping[str, float]], Mapping[str, float]],
     step: int = 0,
+    averaged: Any = None,
     mesh: Any = None,
 ) -> dict[str, Any]:
     """Return the scores, eval_runtime and eval_samples_per_second.
@@ -25,6 +26,7 @@ def scored(
         metrics: what to measure.
         results: the scores by Hugging Face's names; see `Task.results`.
         step: the training step of the variables.
+        averaged: the variables with averaged leaves, for objectives that read them.
         mesh: where they lie; None is the default device.
     """
     import jax
@@ -38,6 +40,7 @@ def scored(
         key=jax.random.key(0),
         metrics=metrics,
         step=step,
+        averaged=averaged,
         mesh=mesh,
     )
     return {

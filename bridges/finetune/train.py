@@ -104,13 +104,16 @@ def _before(parts: Parts, log: RunLog) -> dict[str, Any]:
     if not parts.settings["eval_on_start"] or parts.data.val is None:
         return {}
     variables = parts.objective.init(_key(parts), parts.learner.bundle.variables)
-    found = _scored(parts, variables)
+    averaged = None if parts.objective.ema is None else variables
+    found = _scored(parts, variables, averaged=averaged)
     log.record({"step": 0, "epoch": 0.0, **found})
     print(f"before: {_headline(parts, found)}", flush=True)
     return found
 
 
-def _scored(parts: Parts, variables: Any, step: int = 0) -> dict[str, Any]:
+def _scored(
+    parts: Parts, variables: Any, *, step: int = 0, averaged: Any = None
+) -> dict[str, Any]:
     return scored(
         parts.objective,
         variables,
@@ -118,6 +121,7 @@ def _scored(parts: Parts, variables: Any, step: int = 0) -> dict[str, Any]:
         metrics=parts.metrics,
         results=parts.task.results,
         step=step,
+        averaged=averaged,
         mesh=parts.mesh,
     )
 
@@ -135,7 +139,8 @@ def _after(parts: Parts, log: RunLog, state: Any) -> dict[str, Any]:
     # Only process 0 logs.
     found = broadcast_from_process_zero(log.evaluated(step))
     if not found:
-        found = _scored(parts, state.params, int(state.step))
+        averaged = None if state.ema is None else state.averaged
+        found = _scored(parts, state.params, step=int(state.step), averaged=averaged)
         log.record({"step": step, "epoch": _epoch(parts, state), **found})
     print(f"held out: {_headline(parts, found)}", flush=True)
     return found
