@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridges.finetune.optimizer_names import OPTIMS, SCHEDULES
 from bridges.finetune.task_names import TASKS
+from bridges.finetune.task_options import TASK_OPTIONS
 from dew.cli.command import Former, Option, Settings
 
 MODEL = (
@@ -108,6 +109,7 @@ DATA = (
         high=0.9,
         section="data",
     ),
+    *TASK_OPTIONS,
 )
 
 TRAINING = (
@@ -244,7 +246,7 @@ ADAPTER = (
         "lora_dropout",
         "number",
         None,
-        "share of a map's inputs that the adapter does not see in a step; traced models only",
+        "share of a map's inputs that the adapter does not see in a step",
         low=0,
         high=0.99,
         implies=_LORA,
@@ -254,7 +256,31 @@ ADAPTER = (
         "lora_target_modules",
         "texts",
         (),
-        "the checkpoint's module names; empty takes every linear map of the layers",
+        "module names, or one regular expression; empty takes every linear map of the layers",
+        implies=_LORA,
+        section="adapter",
+    ),
+    Option(
+        "lora_modules_to_save",
+        "texts",
+        (),
+        "modules that are trained whole beside the adapter",
+        implies=_LORA,
+        section="adapter",
+    ),
+    Option(
+        "use_rslora",
+        "switch",
+        False,
+        "scale the adapter by alpha / sqrt(rank)",
+        implies=_LORA,
+        section="adapter",
+    ),
+    Option(
+        "use_dora",
+        "switch",
+        False,
+        "train each output's magnitude too (weight-decomposed)",
         implies=_LORA,
         section="adapter",
     ),
@@ -309,7 +335,51 @@ OUTPUT = (
         "true, or a checkpoint of this folder; without it the newest one is taken all the same",
         section="output",
     ),
-    Option("report_to", "text", "none", "nothing else yet", choices=("none",), section="output"),
+    Option(
+        "load_best_model_at_end",
+        "switch",
+        False,
+        "what is exported is the checkpoint of the best evaluation, not the last",
+        section="output",
+    ),
+    Option(
+        "metric_for_best_model",
+        "text",
+        None,
+        "the score that says which evaluation is best, such as accuracy; the loss if absent",
+        section="output",
+    ),
+    Option(
+        "greater_is_better",
+        "switch",
+        None,
+        "whether more of it is better; told by its name if absent",
+        section="output",
+    ),
+    Option(
+        "early_stopping_patience",
+        "integer",
+        None,
+        "evaluations without a better one before the run stops; never if absent",
+        low=1,
+        section="output",
+    ),
+    Option(
+        "early_stopping_threshold",
+        "number",
+        0.0,
+        "by how much an evaluation must be better to count",
+        low=0,
+        section="output",
+    ),
+    Option(
+        "report_to",
+        "text",
+        "none",
+        "where curves go beside log.jsonl: files in output_dir, which these tools show",
+        choices=("none", "tensorboard", "wandb", "mlflow"),
+        section="output",
+    ),
     Option(
         "log_format", "text", "text", "of the lines", choices=("text", "json"), section="output"
     ),

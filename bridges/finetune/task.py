@@ -96,6 +96,10 @@ class Task(ABC):
         """Return an evaluation's scores by Hugging Face's names."""
         return {f"eval_{name.removeprefix('val/')}": value for name, value in scores.items()}
 
+    def scored_as(self, name: str) -> str:
+        """Return what the metric is called that gives the result `eval_<name>`."""
+        return name
+
     @abstractmethod
     def headline(self, results: Mapping[str, float]) -> str:
         """Return which of the results is told first."""

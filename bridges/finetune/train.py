@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bridges.finetune.best import best_fields, best_of, best_state
 from bridges.finetune.certify import certified
 from bridges.finetune.log import RunLog, write_loss_plot
 from bridges.finetune.model_card import model_card, versions
@@ -21,9 +22,11 @@ from bridges.finetune.scores import scored
 from bridges.finetune.settings import settings_yaml
 from bridges.finetune.task import TIMES
 from bridges.finetune.tokens import counter
+from bridges.finetune.trackers import tracker_of
 from dew.artifacts import agreed, broadcast_from_process_zero, collective_host
 from dew.artifacts.coordination import pooled, rank
 from dew.config.durable import write_atomic, write_json
+from dew.training.best import Best
 
 
 def train(parts: Parts) -> int:
@@ -85,18 +88,38 @@ def _fit(parts: Parts, checkpoints: RunCheckpoints | None, log: RunLog) -> Any:
         mesh=parts.mesh,
         accumulation=plan.accumulation,
         checkpoints=checkpoints,
-        tracker=log,
+        tracker=tracker_of(settings, parts.folder, parts.name, log, plan),
     )
-    return trainer.fit(
+    best = best_of(settings, plan, parts.task)
+    earlier = [] if best is None else _earlier(log, best)
+    state = trainer.fit(
         parts.data,
         steps=plan.microbatches,
         log_every=plan.log_every,
         eval_every=plan.eval_every,
         checkpoint_every=None if checkpoints is None else plan.save_every,
         metrics=parts.metrics,
+        best=best,
+        scored=earlier,
         variables=parts.learner.bundle.variables,
         progress=Silent() if hidden else shown,
     )
+    if int(state.step) < plan.microbatches:
+        print(f"stopped early: {plan.updates} updates were planned", flush=True)
+    if not settings["load_best_model_at_end"]:
+        return state
+    return best_state(trainer, checkpoints, state, parts.learner.bundle.variables)
+
+
+def _earlier(log: RunLog, best: Best) -> list[dict[str, float]]:
+    """Return the scores of the evaluations before this start, on every process."""
+    name = f"eval_{best.score.removeprefix('val/')}"
+    found = [
+        {best.score: record[name]}
+        for record in log.history
+        if record["step"] and isinstance(record.get(name), float)
+    ]
+    return broadcast_from_process_zero(found)
 
 
 def _before(parts: Parts, log: RunLog) -> dict[str, Any]:
@@ -111,9 +134,7 @@ def _before(parts: Parts, log: RunLog) -> dict[str, Any]:
     return found
 
 
-def _scored(
-    parts: Parts, variables: Any, *, step: int = 0, averaged: Any = None
-) -> dict[str, Any]:
+def _scored(parts: Parts, variables: Any, *, step: int = 0, averaged: Any = None) -> dict[str, Any]:
     return scored(
         parts.objective,
         variables,
@@ -223,9 +244,7 @@ def _write_state(parts: Parts, log: RunLog, microbatches: int, folder: Path) -> 
     updates = microbatches // plan.accumulation
     history = [record for record in list(log.history) if record["step"] <= updates]
     state = {
-        "best_global_step": None,
-        "best_metric": None,
-        "best_model_checkpoint": None,
+        **best_fields(best_of(settings, plan, parts.task), history, parts.folder),
         "epoch": plan.epoch(microbatches),
         "eval_steps": settings["eval_steps"] or settings["logging_steps"],
         "global_step": updates,

@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from dew.telemetry.records import (
     FitStarted,
     Record,
 )
+from dew.training.best import Best
 from dew.training.hang import HangWatch
 from dew.training.meter import Meter
 from dew.training.nonfinite import nonfinite_error
@@ -62,6 +63,8 @@ class Loop:
         schedule: Schedule,
         metrics: tuple[Metric[Any], ...],
         preview: bool,
+        best: Best | None,
+        scored: Sequence[Mapping[str, float]],
         on_report: Callable[..., None] | None,
         progress: Progress,
     ):
@@ -70,6 +73,10 @@ class Loop:
         self.schedule = schedule
         self.metrics = metrics
         self.preview = preview
+        self.best = best
+        ranks = [] if best is None else [best.rank(scores) for scores in scored]
+        self.ranks = [rank for rank in ranks if rank is not None]
+        self.stopped = False
         self.on_report = on_report
         self.progress = progress
         self.placement = trainer.placement
@@ -215,6 +222,8 @@ class Loop:
             self._watch(state)
             if step < self.schedule.steps:
                 self._between(state, step)
+            if self.stopped:
+                break
         return state
 
     def _watch(self, state: TrainState) -> None:
@@ -257,7 +266,7 @@ class Loop:
             last = flush(self.trainer.objective, self.trainer.optimizer)
             state = jax.jit(last, out_shardings=places)(state)
             self.saved_step = None
-        if self.schedule.eval_every is not None:
+        if self.schedule.eval_every is not None and not self.stopped:
             self._evaluate(state, step)
         if self.trainer.checkpoints is not None:
             self._save(state, step)
@@ -350,6 +359,9 @@ class Loop:
             self._leave(state, step)
             raise
         self.scores = (step, event.scores)
+        if self.best is not None and (found := self.best.rank(event.scores)) is not None:
+            self.ranks.append(found)
+            self.stopped = self.best.exhausted(self.ranks)
         self._pause(time.perf_counter() - started)
         self._log(_scalars_of(event), step, f"event key {_key_text(event.event_key)}")
         started = time.perf_counter()
@@ -409,6 +421,9 @@ class Loop:
         else the training loss since the last save: the two are not compared with each other.
         """
         scores = self.scores[1] if self.scores[0] == step else {}
+        if self.best is not None:
+            found = self.best.rank(scores)
+            return {**scores, **({} if found is None else {"loss": found})}
         measured = self.schedule.eval_every is not None and bool(self.metrics)
         if not measured:
             return {"loss": self.since_save.loss} if self.since_save.steps else {}

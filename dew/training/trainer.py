@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from dew.evaluation.metric import check_names
 from dew.objectives.base import Objective
 from dew.placement import Layout, MeshSpec, Placement
 from dew.tracking import Tracker
+from dew.training.best import Best
 from dew.training.compiled import CompiledStep, StepMemory, forward_backward_flops, memory_of
 from dew.training.hang import HANG_SECONDS
 from dew.training.loop import Loop
@@ -111,6 +112,8 @@ class Trainer:
         checkpoint_every: int | None = None,
         metrics: Iterable[Metric[Any]] = (),
         preview: bool = False,
+        best: Best | None = None,
+        scored: Sequence[Mapping[str, float]] = (),
         variables: Variables | None = None,
         on_report: Report | None = None,
         progress: Progress | None = None,
@@ -130,6 +133,9 @@ class Trainer:
             checkpoint_every: microbatches between two saves; None saves at the end only.
             metrics: what an evaluation scores.
             preview: whether an evaluation asks for something to look at, for the tracker.
+            best: which evaluation's save stays as the best one, and when the run stops early; by
+                default the one of the lowest validation loss, and never.
+            scored: the scores of evaluations before a restart, in order, for `best`.
             variables: what to start from instead of drawing: copied, never written to. A resumed
                 run reads only the collections from it that are frozen.
             on_report: called as `on_report(scalars, step)` with what the tracker gets.
@@ -142,13 +148,15 @@ class Trainer:
             Interrupted: SIGINT or SIGTERM came; the state was saved first.
         """
         schedule = Schedule(steps, log_every, eval_every, checkpoint_every)
-        self._check(dataset, schedule)
+        self._check(dataset, schedule, best)
         loop = Loop(
             trainer=self,
             dataset=dataset,
             schedule=schedule,
             metrics=check_names(metrics),
             preview=preview,
+            best=best,
+            scored=scored,
             on_report=on_report,
             progress=_shown_by(progress),
         )
@@ -194,9 +202,11 @@ class Trainer:
             self._compiled = CompiledStep(step, self.placement, work)
         return self._compiled
 
-    def _check(self, dataset: Dataset, schedule: Schedule) -> None:
+    def _check(self, dataset: Dataset, schedule: Schedule, best: Best | None) -> None:
         if schedule.eval_every is not None and dataset.val is None:
             raise InputRefused("eval_every is set and the dataset has no val; give it one")
+        if best is not None and schedule.eval_every is None:
+            raise InputRefused("best is set and eval_every is not: nothing would be scored")
         if schedule.checkpoint_every is not None and self.checkpoints is None:
             raise InputRefused(
                 "checkpoint_every is set and the trainer has no checkpoints; build it with "

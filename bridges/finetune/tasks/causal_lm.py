@@ -56,6 +56,10 @@ class CausalLM(Task):
         loss = math.log(perplexity) if isinstance(perplexity, float) else perplexity
         return {"eval_loss": loss, **found}
 
+    def scored_as(self, name: str) -> str:
+        """Return the perplexity, which rises and falls with the loss."""
+        return "perplexity" if name == "loss" else name
+
     def headline(self, results: Mapping[str, float]) -> str:
         """Return the perplexity."""
         return "eval_perplexity"
