@@ -329,10 +329,17 @@ def _vision(kind: str, seed: int) -> tuple[Any, dict[str, Any]]:
     else:
         import torchvision
 
-        module = torchvision.models.get_model(name, weights=None).eval()
-        side = 96 if "inception" in name else 64
+        built = torchvision.models.get_model_builder(name)
+        backbone = "weights_backbone" in inspect.signature(built).parameters
+        module = built(weights=None, **({"weights_backbone": None} if backbone else {})).eval()
+        if name.startswith("raft"):
+            _disturb(module, seed)
+            pair = torch.randn(2, 1, 3, 128, 128, generator=torch.Generator().manual_seed(1))
+            return module, {"image1": pair[0], "image2": pair[1]}
+        whole = name.startswith(("vit_", "maxvit", "mvit", "s3d"))
+        side = 224 if whole else 96 if "inception" in name else 64
         clip = name.startswith(_CLIPS)
-        shape = (1, 3, 16, 112, 112) if clip else (1, 3, side, side)
+        shape = (1, 3, 16, *(2 * (side if whole else 112,))) if clip else (1, 3, side, side)
         argument = "images" if name.startswith(_DETECTORS) else "x"
     _disturb(module, seed)
     return module, {argument: torch.randn(shape, generator=torch.Generator().manual_seed(1))}

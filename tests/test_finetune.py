@@ -19,7 +19,7 @@ from dew.cli.main import main
 from dew.errors import InputRefused
 
 FLAGS = ("--max_length", "32", "--per_device_train_batch_size", "2", "--learning_rate", "1e-2")
-QUIET = ("--quiet", "--no_certify")
+QUIET = ("--quiet", "--no_certify", "--report_samples", "0")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,14 @@ class Method(Protocol):
 
     adapter: bool
 
+    def prepared(self, bundle: Any) -> Any:
+        """Return a loaded bundle, or one without values, as it is to be trained.
+
+        Raises:
+            InputRefused: it cannot be stored as was asked.
+        """
+        ...
+
     def objective(self, learner: Learner, seq_len: int) -> Any:
         """Return the objective of a learner.
 
@@ -28,6 +36,10 @@ class Method(Protocol):
 
     def decays(self, learner: Learner, params: Any) -> Any:
         """Return which of the trained parameters decay."""
+        ...
+
+    def live(self, learner: Learner, variables: Mapping[str, Any]) -> Any:
+        """Return the bundle with what was trained in it."""
         ...
 
     def write(self, learner: Learner, variables: Mapping[str, Any], folder: Path) -> None:
@@ -45,6 +57,10 @@ class WholeModel:
 
     adapter = False
 
+    def prepared(self, bundle: Any) -> Any:
+        """Return the bundle as it is."""
+        return bundle
+
     def objective(self, learner: Learner, seq_len: int) -> Any:
         """Return the objective over the model's own parameters."""
         if learner.no_export is not None:
@@ -54,6 +70,10 @@ class WholeModel:
     def decays(self, learner: Learner, params: Any) -> Any:
         """Return which of the model's parameters decay."""
         return learner.decays(params)
+
+    def live(self, learner: Learner, variables: Mapping[str, Any]) -> Any:
+        """Return the bundle with the trained weights."""
+        return _trained(learner, variables)
 
     def write(self, learner: Learner, variables: Mapping[str, Any], folder: Path) -> None:
         """Write the model beside the checkpoint's `dew` folder."""
@@ -74,20 +94,37 @@ class Adapter:
 
     Args:
         asked: its rank, scale, targets and dropout.
+        stored: how the base's linear maps are stored, "int8" or "nf4"; "" for as they are.
     """
 
     asked: LowRank
+    stored: str = ""
     adapter = True
+
+    def prepared(self, bundle: Any) -> Any:
+        """Return the bundle with its linear maps stored as was asked."""
+        from bridges.adapter_quantized import quantize
+
+        return quantize(bundle, self.stored) if self.stored else bundle
 
     def objective(self, learner: Learner, seq_len: int) -> Any:
         """Return the objective over adapters, the model's parameters frozen."""
         return learner.adapter_objective(seq_len, self.asked)
 
     def decays(self, learner: Learner, params: Any) -> Any:
-        """Return that every A and B decays."""
+        """Return that all decays but the biases and scales of norms among what is trained whole."""
+        from bridges.table import flat, nested
+        from dew.nn.lora import WHOLE
         from dew.training.optimizers import decayed
 
-        return decayed(params)
+        found = decayed({name: part for name, part in params.items() if name != WHOLE})
+        if WHOLE in params:
+            found[WHOLE] = flat(learner.decays(nested(params[WHOLE])))
+        return found
+
+    def live(self, learner: Learner, variables: Mapping[str, Any]) -> Any:
+        """Return the bundle with the adapter laid over it."""
+        return learner.adapted(variables["params"], self.asked)
 
     def write(self, learner: Learner, variables: Mapping[str, Any], folder: Path) -> None:
         """Write adapter_config.json and adapter_model.safetensors."""
@@ -126,7 +163,7 @@ def compare_adapters(live: Any, again: Any) -> None:
     ours, theirs = (
         {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
         for leaves in (
-            jax.tree_util.tree_flatten_with_path(bundle.variables["lora"])[0]
+            jax.tree_util.tree_flatten_with_path(bundle.adapters[bundle.active].params)[0]
             for bundle in (live, again)
         )
     )
@@ -149,7 +186,19 @@ def method_of(settings: Settings) -> Method:
         InputRefused: adapter settings while the adapter is switched off.
     """
     if settings["use_peft"]:
-        targets = tuple(settings["lora_target_modules"])
-        dropout = settings["lora_dropout"] or 0.0
-        return Adapter(LowRank(settings["lora_r"], settings["lora_alpha"], targets, dropout))
+        if settings["load_in_8bit"] and settings["load_in_4bit"]:
+            raise InputRefused("load_in_8bit and load_in_4bit exclude each other; choose one")
+        stored = "int8" if settings["load_in_8bit"] else "nf4" if settings["load_in_4bit"] else ""
+        return Adapter(
+            LowRank(
+                rank=settings["lora_r"],
+                alpha=settings["lora_alpha"],
+                targets=tuple(settings["lora_target_modules"]),
+                dropout=settings["lora_dropout"],
+                rslora=settings["use_rslora"],
+                dora=settings["use_dora"],
+                saved=tuple(settings["lora_modules_to_save"]),
+            ),
+            stored,
+        )
     return WholeModel()

@@ -245,7 +245,7 @@ ADAPTER = (
     Option(
         "lora_dropout",
         "number",
-        None,
+        0.05,
         "share of a map's inputs that the adapter does not see in a step",
         low=0,
         high=0.99,
@@ -281,6 +281,22 @@ ADAPTER = (
         "switch",
         False,
         "train each output's magnitude too (weight-decomposed)",
+        implies=_LORA,
+        section="adapter",
+    ),
+    Option(
+        "load_in_8bit",
+        "switch",
+        False,
+        "store the frozen base's linear maps in int8; native models only",
+        implies=_LORA,
+        section="adapter",
+    ),
+    Option(
+        "load_in_4bit",
+        "switch",
+        False,
+        "store them in nf4, as QLoRA does",
         implies=_LORA,
         section="adapter",
     ),
@@ -373,6 +389,14 @@ OUTPUT = (
         section="output",
     ),
     Option(
+        "report_samples",
+        "integer",
+        3,
+        "held-out rows that report.html shows before and after; 0 for none",
+        low=0,
+        section="output",
+    ),
+    Option(
         "report_to",
         "text",
         "none",
@@ -431,7 +455,8 @@ FORMERS = (
 FREE = frozenset(
     {
         *("output_dir", "run_name", "logging_steps", "save_strategy", "save_steps"),
-        *("save_total_limit", "resume_from_checkpoint", "report_to", "log_format", "quiet"),
+        *("save_total_limit", "resume_from_checkpoint", "report_to", "report_samples"),
+        *("log_format", "quiet"),
         *(
             "use_cpu",
             "dry_run",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from bridges.finetune.learner import Learner
+from bridges.finetune.samples import Sample
 from bridges.finetune.task_names import TASKS
 from dew.cli.command import Settings
 from dew.errors import UnknownName, nearest
@@ -103,6 +104,14 @@ class Task(ABC):
     @abstractmethod
     def headline(self, results: Mapping[str, float]) -> str:
         """Return which of the results is told first."""
+
+    def samples(self, before: Any, after: Any, data: Any, *, count: int) -> Sequence[Sample]:
+        """Return what two bundles make of a few rows, held out where there are any."""
+        return ()
+
+    def confusion(self, bundle: Any, data: Any) -> tuple[Sequence[str], Any] | None:
+        """Return the classes' names, and how often each was taken for each other; or None."""
+        return None
 
     @abstractmethod
     def row_tokens(self, rows: Any) -> Any:

@@ -219,10 +219,52 @@ def _write(
     _write_state(parts, log, int(state.step), folder)
     write_loss_plot(log.history, folder / "loss.png")
     write_atomic(folder / "README.md", _card(parts, before, results))
+    _report(parts, log, state, learned, before, results)
     status = certified(parts) if settings["certify"] else 0
     write_json(folder / "train_results.json", training)
     print(f"{folder}: {state.updates} updates; the model was reloaded and is the one trained")
     return status
+
+
+def _report(
+    parts: Parts,
+    log: RunLog,
+    state: Any,
+    learned: Any,
+    before: dict[str, Any],
+    results: dict[str, Any],
+) -> None:
+    """Write report.html, with samples where one process holds the model."""
+    from bridges.finetune.report import write_report
+
+    samples, matrix = (), None
+    count = 0 if pooled() else parts.settings["report_samples"]
+    if count:
+        live = parts.method.live(parts.learner, learned)
+        samples = parts.task.samples(parts.learner.bundle, live, parts.data, count=count)
+        matrix = parts.task.confusion(live, parts.data)
+    write_report(
+        parts.folder / "report.html",
+        name=parts.name,
+        task=parts.task.name,
+        source=parts.settings["model_name_or_path"],
+        updates=int(state.updates),
+        rows=parts.plan.accumulation * parts.plan.rows,
+        settings=settings_yaml(parts.settings),
+        data=str(parts.data.report),
+        history=log.history,
+        before=before,
+        results=_told_scores(results),
+        samples=samples,
+        matrix=matrix,
+    )
+
+
+def _told_scores(results: dict[str, Any]) -> dict[str, float]:
+    """Return the scores among the results, those held out first."""
+    timed = {f"eval_{name}" for name in TIMES}
+    kept = [name for name in results if name.startswith("eval_") and name not in timed]
+    return {name: results[name] for name in (*kept, "train_loss") if name in results}
 
 
 def _arguments(parts: Parts) -> dict[str, Any]:
@@ -262,8 +304,6 @@ def _write_state(parts: Parts, log: RunLog, microbatches: int, folder: Path) -> 
 
 
 def _card(parts: Parts, before: dict[str, Any], results: dict[str, Any]) -> str:
-    timed = {f"eval_{name}" for name in TIMES}
-    kept = [name for name in results if name.startswith("eval_") and name not in timed]
     return model_card(
         name=parts.name,
         source=parts.settings["model_name_or_path"],
@@ -272,7 +312,7 @@ def _card(parts: Parts, before: dict[str, Any], results: dict[str, Any]) -> str:
         usage=parts.task.usage(parts.method.adapter),
         settings=settings_yaml(parts.settings),
         before=before,
-        results={name: results[name] for name in (*kept, "train_loss") if name in results},
+        results=_told_scores(results),
         rows=parts.data.records,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from bridges.finetune.data import open_data, row_length
 from bridges.finetune.learner import Learner, learner_of
+from bridges.finetune.samples import Sample, written_samples
 from bridges.finetune.task import Task
 from bridges.finetune.tokens import row_targets
 from dew.cli.command import Settings
@@ -63,6 +64,13 @@ class CausalLM(Task):
     def headline(self, results: Mapping[str, float]) -> str:
         """Return the perplexity."""
         return "eval_perplexity"
+
+    def samples(self, before: Any, after: Any, data: Any, *, count: int) -> Sequence[Sample]:
+        """Return how two models go on with the beginnings of rows."""
+        if before.tokenizer is None:
+            return ()
+        rows = data.rows if data.eval_rows is None else data.eval_rows
+        return written_samples(before, after, rows, count=count)
 
     def row_tokens(self, rows: Any) -> Any:
         """Return how many targets each row holds."""

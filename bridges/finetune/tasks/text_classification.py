@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from bridges.finetune.class_names import check_names, class_names, class_number
 from bridges.finetune.columns import chosen_columns
-from bridges.finetune.data import most_tokens
 from bridges.finetune.encoded_rows import EncodedRows, Ragged
 from bridges.finetune.examples import held_examples, records_of, sides
 from bridges.finetune.learner import Learner
 from bridges.finetune.outputs_learner import outputs_learner
-from bridges.finetune.table_data import TableReport, table_batches, table_dataset
-from bridges.finetune.task import Task
+from bridges.finetune.samples import Sample, confused, labelled_samples
+from bridges.finetune.table_task import TableTask, Told, needed_tokenizer
 from bridges.labels import MULTIPLE, REGRESSION, SINGLE, label_names
 from bridges.text.text_processor import Cutting
 from dew.cli.command import Settings
-from dew.errors import InputRefused, shown
+from dew.errors import InputRefused
 from dew.objectives.criteria import ClassLoss, IndependentLoss, NumberLoss
 
 TEXTS = (
@@ -46,7 +46,7 @@ LABELS = (
 )
 CRITERIA = {SINGLE: ClassLoss, MULTIPLE: IndependentLoss, REGRESSION: NumberLoss}
 CHUNK_TEXTS = 1024
-MOST_LABELS = 10_000
+SHOWN_CLASSES = 30
 
 Text = str | tuple[str, str]
 
@@ -97,7 +97,7 @@ class ClassifiedTexts:
     validation: Labelled | None
 
 
-class TextClassification(Task):
+class TextClassification(TableTask):
     """A head over a text's first token or mean; see `Task`."""
 
     name = "text-classification"
@@ -136,50 +136,34 @@ class TextClassification(Task):
 
     def check_fit(self, bundle: Any, examples: ClassifiedTexts) -> None:
         """Refuse data with other labels than the model's."""
-        own = label_names(bundle.config)
-        if own != examples.names:
-            raise InputRefused(
-                f"data: labels {', '.join(map(shown, examples.names[:10]))}, and the model has "
-                f"{', '.join(map(shown, own[:10]))}; give data of its own labels"
-            )
-
-    def side(self, examples: ClassifiedTexts, *, held: bool) -> Labelled | None:
-        """Return the held-out rows, or the others."""
-        return examples.validation if held else examples.train
+        check_names(bundle, examples.names)
 
     def learner(self, bundle: Any, *, remat: bool) -> Learner:
         """Return the model with the loss of its kind of labels."""
         problem = bundle.config.get("problem_type") or SINGLE
         return outputs_learner(bundle, CRITERIA[problem](), remat=remat)
 
-    def data(
-        self,
-        settings: Settings,
-        learner: Learner,
-        examples: ClassifiedTexts,
-        *,
-        rows: int,
-        eval_rows: int,
-    ) -> Any:
-        """Return the `TableDataset` of the texts."""
-        longest = most_tokens(settings, learner)
-        train, cut = encoded_texts(learner, examples.train, longest)
-        held = examples.validation
-        validation = None if held is None else encoded_texts(learner, held, longest)[0]
-        report = self._report(examples, learner, train, validation, cut, longest)
-        return table_dataset(
-            train,
-            validation,
-            report,
-            batch=rows,
-            eval_batch=eval_rows,
-            seed=settings["seed"],
-            examples=held,
-        )
+    def rows(self, settings: Settings, learner: Learner, table: Labelled) -> tuple[Any, int]:
+        """Return the texts' tokens with their labels, and how many were cut."""
+        return encoded_texts(learner, table, self.longest(settings, learner))
 
-    def batches(self, rows: Any, *, batch: int) -> Any:
-        """Return a pass over rows of texts."""
-        return table_batches(rows, batch=batch)
+    def told(self, learner: Learner, examples: ClassifiedTexts, rows: EncodedRows) -> Told:
+        """Return how often each label stands there, and the first text."""
+        train = examples.train
+        counts = {}
+        if examples.problem == SINGLE:
+            found = Counter(train.labels.tolist())
+            counts = {name: found[number] for number, name in enumerate(examples.names)}
+        elif examples.problem == MULTIPLE:
+            sums = train.labels.sum(axis=0)
+            counts = {name: int(sums[number]) for number, name in enumerate(examples.names)}
+        first = rows.ids.values[: rows.ids.offsets[1]].tolist()
+        return Told(
+            targets=int(train.labels.size),
+            labels=counts,
+            example=learner.bundle.tokenizer.decode(first, skip_special_tokens=False),
+            example_label=_told(train.labels[0], examples),
+        )
 
     def metrics(self, learner: Learner, examples: Any) -> Sequence[Any]:
         """Return the loss and the scores of the kind of labels."""
@@ -206,56 +190,29 @@ class TextClassification(Task):
         import jax
         import jax.numpy as jnp
 
-        longest = most_tokens(settings, learner)
+        longest = self.longest(settings, learner)
         field = jax.ShapeDtypeStruct((rows, longest), jnp.int32)
         labels = jax.ShapeDtypeStruct((rows,), jnp.int32)
         return {"input_ids": field, "attention_mask": field, "labels": labels}
 
-    def row_tokens(self, rows: Any) -> Any:
-        """Return the tokens of each row."""
-        return rows.lengths
+    def samples(self, before: Any, after: Any, data: Any, *, count: int) -> Sequence[Sample]:
+        """Return how both models label a few rows, held out where there are any."""
+        if (after.config.get("problem_type") or SINGLE) != SINGLE:
+            return ()
+        rows = data.rows if data.eval_rows is None else data.eval_rows
+        return labelled_samples(before, after, rows, label_names(after.config), count=count)
+
+    def confusion(self, bundle: Any, data: Any) -> tuple[Sequence[str], Any] | None:
+        """Return how often each class was taken for each other among the held-out rows."""
+        names = label_names(bundle.config)
+        single = (bundle.config.get("problem_type") or SINGLE) == SINGLE
+        if not single or data.eval_rows is None or len(names) > SHOWN_CLASSES:
+            return None
+        return names, confused(bundle, data.eval_rows, len(names))
 
     def usage(self, adapter: bool) -> str:
         """Return a call that labels a text."""
         return '("Is this worth reading?")'
-
-    def _report(
-        self,
-        examples: ClassifiedTexts,
-        learner: Learner,
-        rows: EncodedRows,
-        validation: EncodedRows | None,
-        cut: int,
-        longest: int,
-    ) -> TableReport:
-        train, held = examples.train, examples.validation
-        counts = {}
-        if examples.problem == SINGLE:
-            found = Counter(train.labels.tolist())
-            counts = {name: found[number] for number, name in enumerate(examples.names)}
-        elif examples.problem == MULTIPLE:
-            sums = train.labels.sum(axis=0)
-            counts = {name: int(sums[number]) for number, name in enumerate(examples.names)}
-        first = learner.bundle.tokenizer.decode(
-            rows.ids.values[: rows.ids.offsets[1]].tolist() if len(rows) else [],
-            skip_special_tokens=False,
-        )
-        return TableReport(
-            files=train.files,
-            ignored=train.ignored,
-            records=train.records,
-            rows=len(rows),
-            validation_rows=0 if held is None else len(held),
-            seq_len=longest,
-            tokens=int(rows.lengths.sum()),
-            cut=cut,
-            dropped=train.dropped,
-            targets=int(train.labels.size),
-            labels=counts,
-            example=first,
-            example_label=_told(train.labels[0], examples) if len(train) else "",
-            fingerprint=rows.fingerprint,
-        )
 
 
 def encoded_texts(learner: Learner, table: Labelled, longest: int) -> tuple[EncodedRows, int]:
@@ -269,22 +226,16 @@ def encoded_texts(learner: Learner, table: Labelled, longest: int) -> tuple[Enco
     Raises:
         InputRefused: no tokenizer.
     """
-    bundle = learner.bundle
-    if bundle.tokenizer is None:
-        raise InputRefused(
-            "tokenizer: this model has none; put its tokenizer.json beside its weights"
-        )
+    tokenizer = needed_tokenizer(learner)
     ids: list[list[int]] = []
     kinds: list[list[int]] = []
     cut = 0
     for start in range(0, len(table), CHUNK_TEXTS):
-        found = bundle.tokenizer.encodings(
-            table.texts[start : start + CHUNK_TEXTS], Cutting(longest)
-        )
+        found = tokenizer.encodings(table.texts[start : start + CHUNK_TEXTS], Cutting(longest))
         ids += [encoding.ids for encoding in found]
         kinds += [encoding.type_ids for encoding in found]
         cut += sum(bool(encoding.overflowing) for encoding in found)
-    padding = bundle.tokenizer.pad_token_id or 0
+    padding = tokenizer.pad_token_id or 0
     beside = {}
     if any(map(any, kinds)) and "token_type_ids" in learner.input_names:
         beside["token_type_ids"] = Ragged.of(kinds)
@@ -340,56 +291,18 @@ def _names(
     Raises:
         InputRefused: one class alone, a number that is none, more classes than make sense.
     """
-    from bridges.finetune.source_config import source_config
-
     if problem == REGRESSION:
         return ("LABEL_0",)
-    own = label_names(source_config(settings))  # a model made for these labels keeps its head
     if problem == MULTIPLE:
-        given = {part for label in labels if label is not None for part in label}
-    else:
-        given = {label for label in labels if label is not None}
-    if named is not None:
-        names = tuple(named)
-    elif len(own) > 1 and {str(label) for label in given} <= set(own):
-        names = own
-    elif all(type(label) is int for label in given):
-        if min(given) < 0:
-            raise InputRefused(
-                f"data: label {min(given)}; expected classes from 0, or texts. Rows without a "
-                "label leave the field empty."
-            )
-        most = max(given) + 1
-        names = own if most <= len(own) else tuple(f"LABEL_{n}" for n in range(most))
-    else:
-        names = tuple(sorted(str(label) for label in given))
-    if set(own) == set(names):
-        names = own
-    if not 2 <= len(names) <= MOST_LABELS and problem == SINGLE:
-        raise InputRefused(
-            f"data: {len(names)} class{'es' * (len(names) > 1)} ({shown(names[:3])}); expected 2 "
-            f"to {MOST_LABELS}. Numbers to predict are given with a decimal point."
-        )
-    return names
+        labels = [part for label in labels if label is not None for part in label]
+    given = {label for label in labels if label is not None}
+    return class_names(settings, named, given, fewest=2 if problem == SINGLE else 1)
 
 
 def _labelled(
     records: Any, rows: list[tuple[Any, ...]], names: tuple[str, ...], problem: str
 ) -> Labelled:
     """Return the rows that have text and label."""
-    numbers = {name: number for number, name in enumerate(names)}
-
-    def number(label: Any) -> int:
-        if type(label) is int:
-            if label < len(names):
-                return label
-        elif str(label) in numbers:
-            return numbers[str(label)]
-        raise InputRefused(
-            f"data: label {shown(label)} of the validation data is none of the training data's: "
-            f"{', '.join(map(shown, names[:10]))}"
-        )
-
     texts: list[Text] = []
     labels: list[Any] = []
     for *parts, label in rows:
@@ -399,10 +312,11 @@ def _labelled(
         texts.append((first, second[0]) if second else first)
         if problem == MULTIPLE:
             row = np.zeros(len(names), np.float32)
-            row[[number(part) for part in label]] = 1
+            row[[class_number(part, names) for part in label]] = 1
             labels.append(row)
         else:
-            labels.append(float(label) if problem == REGRESSION else number(label))
+            regress = problem == REGRESSION
+            labels.append(float(label) if regress else class_number(label, names))
     kind = np.int32 if problem == SINGLE else np.float32
     shape = (0, len(names)) if problem == MULTIPLE else (0,)
     values = np.array(labels, kind) if labels else np.zeros(shape, kind)
