@@ -490,3 +490,24 @@ def test_touching_save_now_saves_at_the_next_step(model, data, tmp_path):
     finally:
         run.kill()
         run.communicate()
+
+
+def test_a_dry_run_suggests_settings_that_fit(model, data, tmp_path, capsys):
+    """The suggestion is tried here: it fits in the same limit, and updates see as many rows."""
+    words = ("--per_device_train_batch_size", 1024, "--dry_run")
+    assert finetune(model, data, tmp_path / "out", *words) == 0
+    whole = capsys.readouterr().out
+    step = float(re.search(r"the step +([0-9.]+) GiB", whole)[1])
+    total = float(re.search(r"in all +([0-9.]+) GiB", whole)[1])
+    limit = int((total - 0.3 * step) * 2**30)
+    assert finetune(model, data, tmp_path / "out", *words, "--memory_limit", limit) == 1
+    told = capsys.readouterr().out
+    found = re.search(r"this fits, with the same rows an update: (.*)", told)[1].split()
+    rows = int(found[found.index("--per_device_train_batch_size") + 1])
+    windows = int(found[found.index("--gradient_accumulation_steps") + 1])
+    assert rows * windows == 1024
+    # What the process itself takes grows a little from call to call.
+    again = ("--dry_run", "--memory_limit", limit + 2**28)
+    assert finetune(model, data, tmp_path / "out", *found, *again) == 0
+    assert finetune(model, data, tmp_path / "out", *words, "--memory_limit", 2**20) == 1
+    assert "no batch fits" in capsys.readouterr().out

@@ -14,7 +14,11 @@ GIB = 2**30
 def dry_run(settings: Settings) -> int:
     """Print the shapes of parameters and batch, and the memory of a step; read no weight.
 
-    The memory is XLA's own account: arguments + outputs + temporaries - what outputs reuse.
+    The memory is XLA's own account: arguments + outputs + temporaries - what outputs reuse. A run
+    holds the model as it was loaded beside it and, on CPU, the process itself.
+
+    Returns:
+        0; or 1 where a run does not fit, with settings that make it fit, if any do.
 
     Raises:
         InputRefused: a model's config or settings that cannot be used.
@@ -22,22 +26,53 @@ def dry_run(settings: Settings) -> int:
     import jax
 
     from bridges.finetune.backend import choose_backend
-    from bridges.finetune.data import most_tokens
-    from bridges.finetune.mesh import batch_parts, mesh_of
-    from bridges.finetune.method import method_of
-    from bridges.finetune.optimizer import optim_of
+    from bridges.finetune.fitting import fitting, flags, room
+    from bridges.finetune.mesh import mesh_of
     from bridges.finetune.task_choice import task_of
-    from dew import Trainer
 
     choose_backend(settings["use_cpu"])
     mesh = mesh_of(settings["mesh"])
     task = task_of(settings)
     shell = model_without_weights(settings, mesh, task.loading(task.read(settings)))
-    learner = task.learner(shell, remat=settings["activation_checkpointing"])
+    plan, batch, loaded = _planned(settings, mesh, task, shell)
+    print(f"\nparameters\n{_shapes(plan.state.params)}")
+    print(f"\nbatch\n{_fields(batch)}")
+    print(f"\nmemory of a step on {jax.devices()[0].device_kind}\n{_memory(plan.memory)}")
+    print(f"\ncompiled in {plan.compile_seconds:.1f} s; no weight was read")
+    space = room(settings["memory_limit"])
+    needed = plan.memory.total + loaded
+    print(f"\n{_whole(plan.memory.total, loaded, space)}")
+    if space.fits(needed):
+        return 0
+
+    def fits(changed: Settings) -> bool:
+        tried, _, beside = _planned(changed, mesh, task, shell)
+        return space.fits(tried.memory.total + beside)
+
+    remats = hasattr(getattr(shell, "model", None), "remat")
+    print("it does not fit; trying others ...", flush=True)
+    found = fitting(settings, fits, remats=remats)
+    if found is None:
+        print("no batch fits; give shorter rows (--max_length), an adapter (--use_peft) or a mesh")
+    else:
+        print(f"this fits, with the same rows an update: {flags(found)}")
+    return 1
+
+
+def _planned(settings: Settings, mesh: Any, task: Any, shell: Any) -> tuple[Any, Any, int]:
+    """Return the compiled plan, the batch, and the bytes of the model as it is loaded."""
+    import jax
+
+    from bridges.finetune.data import most_tokens
+    from bridges.finetune.mesh import batch_parts
+    from bridges.finetune.method import method_of
+    from bridges.finetune.optimizer import optim_of
+    from dew import Trainer
+
     method = method_of(settings)
-    objective = method.objective(learner, most_tokens(settings, learner) - 1)
+    learner = task.learner(method.prepared(shell), remat=settings["activation_checkpointing"])
     trainer = Trainer(
-        objective,
+        method.objective(learner, most_tokens(settings, learner) - 1),
         optim_of(settings, max(1, settings["max_steps"])).transform(
             lambda params: method.decays(learner, params)
         ),
@@ -47,12 +82,25 @@ def dry_run(settings: Settings) -> int:
     )
     rows = settings["per_device_train_batch_size"] * batch_parts(mesh)
     batch = task.planned_batch(settings, learner, rows=rows)
-    plan = trainer.plan(batch, learner.shapes())
-    print(f"\nparameters\n{_shapes(plan.state.params)}")
-    print(f"\nbatch\n{_fields(batch)}")
-    print(f"\nmemory of a step on {jax.devices()[0].device_kind}\n{_memory(plan.memory)}")
-    print(f"\ncompiled in {plan.compile_seconds:.1f} s; no weight was read")
-    return 0
+    shapes = learner.shapes()
+    # What an adapter is laid over is frozen, and not copied.
+    held = 0 if method.adapter else sum(_bytes(leaf) for leaf in jax.tree.leaves(shapes))
+    return trainer.plan(batch, shapes), batch, held
+
+
+def _bytes(leaf: Any) -> int:
+    return leaf.size * leaf.dtype.itemsize
+
+
+def _whole(step: int, loaded: int, space: Any) -> str:
+    """Return what a run takes in all, part by part, and what there is."""
+    total = step + loaded + space.taken
+    parts = [("the step", step), ("the model as loaded", loaded)]
+    parts += [("the process itself", space.taken)] if space.taken else []
+    lines = [f"  {name:<20} {size / GIB:9.3f} GiB" for name, size in (*parts, ("in all", total))]
+    if space.limit is not None:
+        lines.append(f"  {'there is':<20} {space.limit / GIB:9.3f} GiB")
+    return "\n".join(["a run takes", *lines])
 
 
 def model_without_weights(settings: Settings, mesh: Any, loading: Mapping[str, Any]) -> Any:

@@ -425,6 +425,14 @@ OUTPUT = (
         "compile from shapes alone, print them and the memory they take, and stop",
         section="general",
     ),
+    Option(
+        "memory_limit",
+        "integer",
+        None,
+        "bytes that a device may hold, for --dry-run, as in 8G; what the device says if absent",
+        low=1,
+        section="general",
+    ),
 )
 
 TRAINING_ARGS = Option(
@@ -460,6 +468,7 @@ FREE = frozenset(
         *(
             "use_cpu",
             "dry_run",
+            "memory_limit",
             "certify",
             "eval_on_start",
             "max_steps",
