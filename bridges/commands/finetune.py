@@ -13,6 +13,7 @@ COMMAND = Command(
     OPTIONS,
     run="bridges.commands.finetune:run",
     formers=FORMERS,
+    translate="bridges.finetune.other_keys:translated",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,8 @@ class Command:
             With `raw` it takes the untouched list of arguments instead.
         formers: removed names it still accepts.
         raw: whether the function reads its own arguments.
+        translate: "module:function" that turns a configuration file's mapping, which may be
+            another tool's, into one of this command's and lines worth telling; "" for none.
     """
 
     name: str
@@ -90,11 +92,20 @@ class Command:
     run: str = ""
     formers: tuple[Former, ...] = ()
     raw: bool = False
+    translate: str = ""
 
     def function(self) -> Callable[[Any], int | None]:
         """Import and return the function behind the command."""
-        module, _, attribute = self.run.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _imported(self.run)
+
+    def translated(self, values: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
+        """Return a configuration file's mapping as this command's, and lines worth telling."""
+        return _imported(self.translate)(values) if self.translate else (values, ())
+
+
+def _imported(place: str) -> Callable[..., Any]:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 @dataclass(frozen=True)

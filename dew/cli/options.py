@@ -149,7 +149,9 @@ def _merge_file(
 ) -> None:
     formers = {former.name: former for former in command.formers}
     skipped = []
-    for key, value in read_config(path).items():
+    values, notes = command.translated(read_config(path))
+    merge.notes += [f"{path}: {note}" for note in notes]
+    for key, value in values.items():
         name = key.replace("-", "_")
         meant = formers[name].use if name in formers else name
         option = options.get(meant or "")
