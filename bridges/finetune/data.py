@@ -84,6 +84,8 @@ def read_rows(
         seq_len=seq_len,
         text_field=settings["dataset_text_field"],
         pack=settings["packing"],
+        streaming=settings["dataset_streaming"],
+        shuffle_buffer=settings["shuffle_buffer_size"],
         seed=settings["seed"],
         max_positions=learner.position_limit,
         vocab_size=learner.vocab_size,

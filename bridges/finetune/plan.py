@@ -18,7 +18,7 @@ class Plan:
     """The sizes of a run.
 
     Args:
-        records: rows of one epoch.
+        records: rows of one epoch; 0 where they are streamed and nobody counted them.
         rows: rows of one microbatch, over all devices.
         eval_rows: rows of one evaluation batch, over all devices.
         accumulation: microbatches an update.
@@ -43,7 +43,12 @@ class Plan:
         return self.updates * self.accumulation
 
     def epoch(self, microbatches: int) -> float:
-        """Return the passes over the data that so many microbatches make."""
+        """Return the passes over the data that so many microbatches make.
+
+        Of a stream it is the share of the run, as transformers has it.
+        """
+        if not self.records:
+            return round(microbatches / self.microbatches, 4)
         return round(microbatches * self.rows / self.records, 4)
 
 
@@ -63,6 +68,16 @@ def plan_of(settings: Settings, *, records: int, devices: int, held_out: bool) -
     rows = settings["per_device_train_batch_size"] * devices
     per_epoch = max(1, math.ceil(records / rows / accumulation))
     updates = settings["max_steps"]
+    if not records and updates <= 0:
+        raise InputRefused(
+            "the rows of a stream are not counted, so num_train_epochs says nothing; give "
+            "--max_steps"
+        )
+    if not records and "epoch" in (settings["eval_strategy"], settings["save_strategy"]):
+        raise InputRefused(
+            "the rows of a stream are not counted, so it has no epochs; give eval_strategy and "
+            "save_strategy as steps or no"
+        )
     if updates <= 0:
         updates = math.ceil(settings["num_train_epochs"] * records / rows / accumulation)
     if updates <= 0:

@@ -91,6 +91,21 @@ DATA = (
         ("text_field",),
         section="data",
     ),
+    Option(
+        "dataset_streaming",
+        "switch",
+        False,
+        "causal-lm: read, tokenize and pack while training; needs max_steps",
+        section="data",
+    ),
+    Option(
+        "shuffle_buffer_size",
+        "integer",
+        1000,
+        "documents that are shuffled together where they are streamed",
+        low=1,
+        section="data",
+    ),
     Option("max_length", "integer", 1024, "tokens a row", low=2, section="data"),
     Option(
         "packing",

@@ -36,7 +36,11 @@ def train(parts: Parts) -> int:
     latest = None if checkpoints is None else checkpoints.latest
     start = latest or 0
     lines = sys.stdout if settings["log_format"] == "json" and not settings["quiet"] else None
-    tokens = counter(parts.task.row_tokens(parts.data.rows), seed=settings["seed"], batch=plan.rows)
+    rows = getattr(parts.data, "rows", None)
+    tokens = None
+    if rows is not None:
+        targets = parts.task.row_tokens(rows)
+        tokens = counter(targets, seed=settings["seed"], batch=plan.rows)
     path = Path(os.devnull) if rank() else parts.folder / LOG
     log = RunLog(path, plan, results=parts.task.results, updates=start, tokens=tokens, lines=lines)
     if checkpoints is not None:

@@ -69,7 +69,9 @@ class CausalLM(Task):
         """Return how two models go on with the beginnings of rows."""
         if before.tokenizer is None:
             return ()
-        rows = data.rows if data.eval_rows is None else data.eval_rows
+        rows = getattr(data, "rows", ())  # a stream has none to choose from
+        held = getattr(data, "eval_rows", None)
+        rows = rows if held is None else held
         return written_samples(before, after, rows, count=count)
 
     def row_tokens(self, rows: Any) -> Any:
