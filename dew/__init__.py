@@ -11,6 +11,7 @@ from typing import Any as _Any
 if TYPE_CHECKING:
     from dew.artifacts import ImageGrid, Representations, TextSamples, TokenScores, VideoGrid
     from dew.checkpoints import Checkpoints
+    from dew.cli.finetuning import Run, finetune
     from dew.data import DataPartition, Dataset
     from dew.errors import InputRefused
     from dew.evaluation.run import Evaluation, evaluate
@@ -50,6 +51,7 @@ _EXPORTS = {
     "ProfileWindow": "dew.training",
     "Ratio": "dew.objectives.base",
     "Representations": "dew.artifacts",
+    "Run": "dew.cli.finetuning",
     "Step": "dew.objectives.base",
     "TensorBoardTracker": "dew.tracking",
     "TextSamples": "dew.artifacts",
@@ -63,6 +65,7 @@ _EXPORTS = {
     "datasets": "dew.registry",
     "encoders": "dew.registry",
     "evaluate": "dew.evaluation.run",
+    "finetune": "dew.cli.finetuning",
     "metrics": "dew.registry",
     "models": "dew.registry",
     "pipeline": "dew.inference.tasks",
@@ -89,6 +92,7 @@ __all__ = [
     "ProfileWindow",
     "Ratio",
     "Representations",
+    "Run",
     "Step",
     "TensorBoardTracker",
     "TextSamples",
@@ -102,6 +106,7 @@ __all__ = [
     "datasets",
     "encoders",
     "evaluate",
+    "finetune",
     "metrics",
     "models",
     "pipeline",

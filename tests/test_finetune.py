@@ -538,7 +538,7 @@ def test_twenty_kills_leave_the_curve_as_it_was(model, tmp_path):
                 wait_for_step(run, out, min(first + int(4 * waits), STEPS - 2))
                 time.sleep(0.05 * moments.random())
             run.kill()
-            run.wait()
+            run.communicate()
             kills += 1
         else:
             _, errors = run.communicate(timeout=300)

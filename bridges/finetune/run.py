@@ -161,7 +161,8 @@ def _stopped(settings: Settings, folder: Path, stop: BaseException) -> int:
     code = stop.code if isinstance(stop, SystemExit) else 130
     name = {130: "SIGINT", 143: "SIGTERM"}.get(code if isinstance(code, int) else 1, "stopped")
     print(
-        f"dew: {name}; {saved}; go on with: {resume_command(settings.argv)}",
+        f"dew: {name}; {saved}; go on with: "
+        f"{resume_command(settings.argv) if settings.argv else 'the same call'}",
         file=sys.stderr,
         flush=True,
     )

@@ -53,6 +53,33 @@ def parse(command: Command, argv: Sequence[str], *, elsewhere: Iterable[str] = (
     if typed.get("config") and "config" not in options:
         _merge_file(command, options, typed["config"], frozenset(elsewhere), merge)
     _merge_typed(command, options, typed, loose, merge)
+    return _settled(command, merge, tuple(argv))
+
+
+def settings_from(command: Command, values: Mapping[str, Any], where: str) -> Settings:
+    """Return the merged settings of `command` for values by name, as a file would hold them.
+
+    Args:
+        command: what is being run.
+        values: None counts as not given.
+        where: where they come from, for messages.
+
+    Raises:
+        InputRefused: as `parse`.
+    """
+    options = {spelling: option for option in command.options for spelling in option.spellings}
+    merge = _Merge({}, {}, [], [])
+    given = {name: value for name, value in values.items() if value is not None}
+    _merge_values(command, options, given, where, frozenset(), merge)
+    return _settled(command, merge, ())
+
+
+def _settled(command: Command, merge: _Merge, argv: tuple[str, ...]) -> Settings:
+    """Return what was read with what follows from it and the defaults.
+
+    Raises:
+        InputRefused: every problem met on the way.
+    """
     _merge_implied(command, merge)
     for option in command.options:
         merge.values.setdefault(option.name, option.default)
@@ -69,7 +96,7 @@ def parse(command: Command, argv: Sequence[str], *, elsewhere: Iterable[str] = (
         {name: merge.values[name] for name in order},
         {name: merge.origins[name] for name in order},
         tuple(merge.notes),
-        tuple(argv),
+        argv,
     )
 
 
@@ -147,10 +174,21 @@ def _merge_file(
     elsewhere: frozenset[str],
     merge: _Merge,
 ) -> None:
-    formers = {former.name: former for former in command.formers}
-    skipped = []
     values, notes = command.translated(read_config(path))
     merge.notes += [f"{path}: {note}" for note in notes]
+    _merge_values(command, options, values, path, elsewhere, merge)
+
+
+def _merge_values(
+    command: Command,
+    options: Mapping[str, Option],
+    values: Mapping[str, Any],
+    path: str,
+    elsewhere: frozenset[str],
+    merge: _Merge,
+) -> None:
+    formers = {former.name: former for former in command.formers}
+    skipped = []
     for key, value in values.items():
         name = key.replace("-", "_")
         meant = formers[name].use if name in formers else name
