@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from bridges.exporting import export
     from bridges.loading import load
     from bridges.torch import optimizer_state, tensors
+    from bridges.torch.loader import from_dataloader
     from bridges.torch.to_torch import to_torch
     from bridges.torch.tracing import from_torch
 
@@ -20,6 +21,7 @@ _HOMES = {
     "dataset": "bridges.data.datasets",
     "load_adapter": "bridges.adapters",
     "export_adapter": "bridges.adapters",
+    "from_dataloader": "bridges.torch.loader",
     "from_torch": "bridges.torch.tracing",
     "to_torch": "bridges.torch.to_torch",
 }
@@ -33,6 +35,7 @@ __all__ = [
     "dataset",
     "export",
     "export_adapter",
+    "from_dataloader",
     "from_torch",
     "load",
     "load_adapter",

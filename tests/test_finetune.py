@@ -4,13 +4,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from finetune_runs import FLAGS, STEPS, start, wait_for_step
 from helpers import SENTENCES, write_lines, write_llama
 from safetensors.numpy import load_file
 
@@ -18,7 +17,6 @@ from bridges.finetune.run_folder import locked
 from dew.cli.main import main
 from dew.errors import InputRefused
 
-FLAGS = ("--max_length", "32", "--per_device_train_batch_size", "2", "--learning_rate", "1e-2")
 QUIET = ("--quiet", "--no_certify", "--report_samples", "0")
 
 
@@ -400,36 +398,6 @@ def test_transformers_loads_the_output_folder(finished):
     assert tokenizer.decode(tokenizer("So foul")["input_ids"]) == "So foul"
 
 
-# Signals need real processes. A slow learner of many steps is stopped somewhere in the middle.
-STEPS = 60
-
-
-def start(model, data, out, *flags) -> subprocess.Popen:
-    words = ["finetune", "--model", model, "--data", data, "--output", out, "--steps", STEPS]
-    words += [*FLAGS, "--no_certify", "--logging_steps", 1, "--save_steps", 20, *flags]
-    script = "import sys; from dew.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(data.parent / "jax")},
-    )
-
-
-def logged_step(out: Path) -> int:
-    try:
-        return json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"]
-    except (OSError, ValueError, IndexError, KeyError):
-        return 0
-
-
-def wait_for_step(run: subprocess.Popen, out: Path, step: int) -> None:
-    while logged_step(out) < step:
-        assert run.poll() is None, run.communicate()
-        time.sleep(0.01)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(model, data, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("straight") / "out"
@@ -490,65 +458,3 @@ def test_touching_save_now_saves_at_the_next_step(model, data, tmp_path):
     finally:
         run.kill()
         run.communicate()
-
-
-def test_a_dry_run_suggests_settings_that_fit(model, data, tmp_path, capsys):
-    """The suggestion is tried here: it fits in the same limit, and updates see as many rows."""
-    words = ("--per_device_train_batch_size", 1024, "--dry_run")
-    assert finetune(model, data, tmp_path / "out", *words) == 0
-    whole = capsys.readouterr().out
-    step = float(re.search(r"the step +([0-9.]+) GiB", whole)[1])
-    total = float(re.search(r"in all +([0-9.]+) GiB", whole)[1])
-    limit = int((total - 0.3 * step) * 2**30)
-    assert finetune(model, data, tmp_path / "out", *words, "--memory_limit", limit) == 1
-    told = capsys.readouterr().out
-    found = re.search(r"this fits, with the same rows an update: (.*)", told)[1].split()
-    rows = int(found[found.index("--per_device_train_batch_size") + 1])
-    windows = int(found[found.index("--gradient_accumulation_steps") + 1])
-    assert rows * windows == 1024
-    # What the process itself takes grows a little from call to call.
-    again = ("--dry_run", "--memory_limit", limit + 2**28)
-    assert finetune(model, data, tmp_path / "out", *found, *again) == 0
-    assert finetune(model, data, tmp_path / "out", *words, "--memory_limit", 2**20) == 1
-    assert "no batch fits" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_twenty_kills_leave_the_curve_as_it_was(model, tmp_path):
-    """Streamed and shuffled data, an accumulation under way: equal to the last bit.
-
-    Right values are those of a run that nobody killed.
-    """
-    data = write_lines(tmp_path / "stream.jsonl", [f"{n} {s}" for n in range(9) for s in SENTENCES])
-    flags = ("--dataset_streaming", "--shuffle_buffer_size", 11, "--save_steps", 3)
-    flags += ("--gradient_accumulation_steps", 3, "--quiet", "--report_samples", 0)
-    straight = start(model, data, tmp_path / "straight", *flags)
-    _, errors = straight.communicate(timeout=300)
-    assert straight.returncode == 0, errors
-    out, kills = tmp_path / "killed", 0
-    moments = np.random.default_rng(7)
-    while not (out / "train_results.json").exists():
-        run = start(model, data, out, *flags)
-        if kills < 20:
-            # From the first imports to some steps after the restart.
-            first, waits = logged_step(out), moments.random()
-            if waits < 0.3:
-                time.sleep(4 * waits)
-            else:
-                wait_for_step(run, out, min(first + int(4 * waits), STEPS - 2))
-                time.sleep(0.05 * moments.random())
-            run.kill()
-            run.communicate()
-            kills += 1
-        else:
-            _, errors = run.communicate(timeout=300)
-            assert run.returncode == 0, errors
-    assert kills == 20
-
-    def curve(folder: Path) -> list[tuple[int, float]]:
-        records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-        return [(record["step"], record["loss"]) for record in records if "loss" in record]
-
-    assert curve(out) == curve(tmp_path / "straight")
-    assert len(curve(out)) == STEPS
-    assert_equal_weights(out, tmp_path / "straight")

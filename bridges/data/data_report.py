@@ -68,7 +68,7 @@ class DataReport:
         validation = "none"
         if self.validation_rows:
             validation = f"{self.validation_rows:,} rows, {self.validation_targets:,} targets"
-        shortened = f" ({self.lost_tokens:,} tokens lost)" if self.lost_tokens else ""
+        lost = f" ({self.lost_tokens:,} tokens lost)" if self.lost_tokens else ""
         starts = "none; a document is scored from its second token on"
         if self.start_share:
             starts = f"first token of {self.start_share:.1%} of the rows"
@@ -76,14 +76,14 @@ class DataReport:
             f"documents     {self.documents:,} in {_files(self.files)}, {self.tokens:,} tokens",
             f"rows kept     {self.rows:,} of {self.seq_len:,} predicted tokens, "
             f"{self.filled:.1%} filled",
-            f"cut           {self.cut:,} documents longer than a row{shortened}",
+            f"cut           {self.cut:,} documents longer than a row{lost}",
             f"dropped       {self.dropped:,} documents without anything to predict",
             f"targets       {self.targets:,} trainable tokens an epoch",
             f"start tokens  {starts}",
             f"end tokens    last label of {self.end_share:.1%} of the rows",
             f"validation    {validation}",
             f"fingerprint   {self.fingerprint[:16]}",
-            f"first row     ([[not trained on]]) {_shortened(self.example_text)}",
+            f"first row     ([[not trained on]]) {shortened(self.example_text)}",
         ]
         if self.ignored:
             names = ", ".join(_visible(name) for name in self.ignored[:IGNORED_SHOWN])
@@ -162,7 +162,7 @@ def _files(count: int) -> str:
     return f"{count:,} file{'' if count == 1 else 's'}"
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """Return `text` on one line, its middle left out when it is long."""
     half = EXAMPLE_CHARACTERS // 2
     if len(text) > EXAMPLE_CHARACTERS:

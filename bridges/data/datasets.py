@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -18,25 +17,32 @@ from bridges.data.data_report import (
     first_row,
     start_share,
 )
-from bridges.data.text_sources import Source, find_files, read_texts
-from bridges.data.token_files import SUFFIXES as TOKEN_SUFFIXES
+from bridges.data.row_parts import FilePart, Part, source_parts
+from bridges.data.split_rows import (
+    SplitRows,
+    cut_documents,
+    holds_tokens,
+    text_parts,
+    token_parts,
+)
+from bridges.data.streaming import StreamedDataset, stream_texts, text_of
+from bridges.data.text_sources import TextFiles, read_texts
 from bridges.data.token_files import read_tokens
 from bridges.data.tokenizing import tokenized
 from bridges.files.regular_file import shown_path
-from bridges.held_out import held_out
 from dew.data import (
     Dataset,
     Documents,
     Rows,
     RowStream,
-    TokenRows,
-    WindowRows,
     finite_batches,
     packed_rows,
     separate_rows,
 )
 from dew.errors import InputRefused, shown
 from dew.typing import TextProcessor
+
+NAMED_AT_ONCE = (".txt", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -58,37 +64,76 @@ class TextDataset(Dataset):
     report: DataReport
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Training rows, validation rows and the counts behind them."""
-
-    rows: Rows
-    eval_rows: Rows | None
-    counts: dict[str, Any]
-
-
+@overload
 def dataset(
-    source: Source,
+    source: Any,
     processor: TextProcessor | None,
     *,
     seq_len: int,
     batch: int,
     text_field: str = "text",
     pack: bool = True,
-    split: float | None = None,
-    eval_source: Source | None = None,
+    split: float | str | None = None,
+    eval_source: Any = None,
     seed: int = 0,
     add_eos: bool = True,
     encoding: str = "utf-8",
     max_positions: int | None = None,
     vocab_size: int | None = None,
     token_dtype: str = "uint16",
-) -> TextDataset:
+    streaming: Literal[False] = False,
+    shuffle_buffer: int = 1000,
+) -> TextDataset: ...
+
+
+@overload
+def dataset(
+    source: Any,
+    processor: TextProcessor | None,
+    *,
+    seq_len: int,
+    batch: int,
+    text_field: str = "text",
+    pack: bool = True,
+    split: float | str | None = None,
+    eval_source: Any = None,
+    seed: int = 0,
+    add_eos: bool = True,
+    encoding: str = "utf-8",
+    max_positions: int | None = None,
+    vocab_size: int | None = None,
+    token_dtype: str = "uint16",
+    streaming: Literal[True],
+    shuffle_buffer: int = 1000,
+) -> StreamedDataset: ...
+
+
+def dataset(
+    source: Any,
+    processor: TextProcessor | None,
+    *,
+    seq_len: int,
+    batch: int,
+    text_field: str = "text",
+    pack: bool = True,
+    split: float | str | None = None,
+    eval_source: Any = None,
+    seed: int = 0,
+    add_eos: bool = True,
+    encoding: str = "utf-8",
+    max_positions: int | None = None,
+    vocab_size: int | None = None,
+    token_dtype: str = "uint16",
+    streaming: bool = False,
+    shuffle_buffer: int = 1000,
+) -> TextDataset | StreamedDataset:
     """Read, tokenize and lay out documents as rows of L+1 tokens.
 
     Args:
-        source: a `.txt` file (one document), `.jsonl`, `.json` or `.parquet` (one a row), a folder
-            of such files, several paths; or one file of token ids, `.bin` or `.npy`.
+        source: a `.txt` file (one document), `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet` or
+            `.arrow` (one a row), a folder or a pattern of such files, several paths, the id of a
+            dataset on the hub, or rows in memory, as `bridges.data.records.read_records` takes
+            them; tar shards, when streaming; or one file of token ids, `.bin` or `.npy`.
         processor: the tokenizer, such as `bundle.processor`.
         seq_len: L, the predicted positions of a row.
         batch: rows of a global batch.
@@ -96,7 +141,8 @@ def dataset(
         pack: several documents a row, no attention and no loss across them; without it one
             document a row, of which the first L+1 tokens are kept.
         split: the share of the documents held out for validation; of the rows, when there is one
-            document; the end of the stream, of a file of token ids.
+            document; the end of the stream, of a file of token ids. Or a name, such as
+            `validation`: that split of the source is validated on, whole.
         eval_source: what to validate on instead, read in the same way.
         seed: shuffles the rows of each epoch, and chooses what `split` holds out.
         add_eos: whether an end token closes each document, as a target.
@@ -104,6 +150,9 @@ def dataset(
         max_positions: the most positions that the model has; None leaves that to the caller.
         vocab_size: the model's vocabulary; None takes the tokenizer's.
         token_dtype: of a `.bin` file: uint16, uint32 or int32.
+        streaming: whether documents are read, tokenized and packed while the run goes on, and
+            not all before; rows are not counted then, and a share held out is chosen text by text.
+        shuffle_buffer: when streaming, how many documents are packed and shuffled together.
 
     Returns:
         The dataset; its batches hold `text` int32 [B, L+1] and `segments` int32 [B, L+1].
@@ -113,15 +162,36 @@ def dataset(
             contradict each other.
     """
     _check_options(seq_len, batch, split, eval_source, max_positions)
-    if _holds_tokens(source):
+    if holds_tokens(source):
+        if streaming or isinstance(split, str):
+            raise InputRefused(
+                "data: a file of token ids is looked up where it lies and has no splits by name. "
+                "Leave streaming out, and give a share or an eval_source to validate on."
+            )
         size = vocab_size or (processor.vocab_size if processor else 2**31)
         read = partial(read_tokens, vocab_size=size, dtype=token_dtype)
-        parts = _token_parts(source, eval_source, read, seq_len=seq_len, split=split)
+        parts = token_parts(source, eval_source, read, seq_len=seq_len, split=split)
     else:
         if processor is None:
             raise InputRefused(
                 "data: text needs a tokenizer, and this model has none. Put its tokenizer.json "
                 "beside its weights, or give a file of token ids (.bin or .npy)."
+            )
+        if streaming:
+            return stream_texts(
+                source,
+                processor,
+                seq_len=seq_len,
+                batch=batch,
+                text_field=text_field,
+                pack=pack,
+                split=split,
+                eval_source=eval_source,
+                seed=seed,
+                add_eos=add_eos,
+                encoding=encoding,
+                vocab_size=vocab_size,
+                shuffle_buffer=shuffle_buffer,
             )
         read = partial(
             _read_documents,
@@ -132,13 +202,55 @@ def dataset(
             vocab_size=vocab_size,
         )
         lay_out = partial(packed_rows if pack else separate_rows, seq_len=seq_len)
-        parts = _text_parts(source, eval_source, read, lay_out, split=split, seed=seed)
-        parts.counts.update(_cut(parts.counts.pop("trained"), seq_len=seq_len, pack=pack))
+        parts = text_parts(source, eval_source, read, lay_out, split=split, seed=seed)
+        parts.counts.update(cut_documents(parts.counts.pop("trained"), seq_len=seq_len, pack=pack))
+    return _dataset(parts, processor, seq_len=seq_len, batch=batch, seed=seed)
+
+
+def documents_dataset(
+    documents: Documents,
+    eval_documents: Documents | None,
+    processor: TextProcessor,
+    *,
+    seq_len: int,
+    batch: int,
+    pack: bool = True,
+    seed: int = 0,
+    files: int = 0,
+    ignored: Sequence[str] = (),
+) -> TextDataset:
+    """Lay out tokenized documents, some of their tokens no targets perhaps, as rows.
+
+    Args:
+        documents: what is trained on.
+        eval_documents: what is validated on, or None.
+        processor: the tokenizer, for the report.
+        seq_len: L, the predicted positions of a row.
+        batch: rows of a global batch.
+        pack: as for `dataset`.
+        seed: shuffles the rows of each epoch.
+        files: how many were read.
+        ignored: names that were not read.
+
+    Returns:
+        The dataset; its batches hold `weights` too where the documents have them.
+
+    Raises:
+        InputRefused: nothing to train on.
+    """
+    lay_out = partial(packed_rows if pack else separate_rows, seq_len=seq_len)
+    counts = {"files": files, "ignored": tuple(ignored), "documents": len(documents)}
+    counts |= {
+        "tokens": len(documents.tokens),
+        **cut_documents(documents, seq_len=seq_len, pack=pack),
+    }
+    held = None if eval_documents is None else lay_out(eval_documents)
+    parts = SplitRows(lay_out(documents), held, counts)
     return _dataset(parts, processor, seq_len=seq_len, batch=batch, seed=seed)
 
 
 def _dataset(
-    parts: _Parts, processor: TextProcessor | None, *, seq_len: int, batch: int, seed: int
+    parts: SplitRows, processor: TextProcessor | None, *, seq_len: int, batch: int, seed: int
 ) -> TextDataset:
     """Return the dataset over finished rows, once there is something to train on."""
     rows, eval_rows = parts.rows, parts.eval_rows
@@ -180,8 +292,9 @@ def _dataset(
 
 
 def _read_documents(
-    source: Source,
+    source: Any,
     *,
+    part: str = "train",
     processor: TextProcessor,
     text_field: str,
     encoding: str,
@@ -189,98 +302,32 @@ def _read_documents(
     vocab_size: int | None,
 ) -> tuple[Documents, dict[str, Any]]:
     """Return the tokenized documents of a source, and its files for the report."""
-    files = find_files(source)
-    texts = read_texts(files, text_field=text_field, encoding=encoding)
+    found = source_parts(source, split=part, encoding=encoding)
+    texts = _texts(found.parts, text_field, encoding)
     documents = tokenized(texts, processor, add_eos=add_eos, vocab_size=vocab_size)
     if not len(documents):
-        names = ", ".join(shown_path(path) for path in files.paths[:3])
+        paths = [part.state.path for part in found.parts if isinstance(part, FilePart)]
+        names = ", ".join(shown_path(path) for path in paths[:3]) or "the data"
         raise InputRefused(f"{names}: an empty dataset: no row in it. Expected at least one.")
-    return documents, {"files": len(files.paths), "ignored": files.ignored}
+    return documents, {"files": found.files, "ignored": found.ignored}
 
 
-def _text_parts(
-    source: Source,
-    eval_source: Source | None,
-    read: Callable[[Source], tuple[Documents, dict[str, Any]]],
-    lay_out: Callable[[Documents], TokenRows],
-    *,
-    split: float | None,
-    seed: int,
-) -> _Parts:
-    """Return the rows of text documents, with those held out or read for validation."""
-    documents, counts = read(source)
-    counts |= {"documents": len(documents), "tokens": len(documents.tokens), "trained": documents}
-    if eval_source is not None:
-        return _Parts(lay_out(documents), lay_out(read(eval_source)[0]), counts)
-    if split is None:
-        return _Parts(lay_out(documents), None, counts)
-    with_targets = documents.select(np.flatnonzero(documents.lengths > 1))
-    held = held_out([*_each(with_targets)], share=split, seed=seed)
-    if held.any():
-        train = with_targets.select(np.flatnonzero(~held))
-        empty = documents.select(np.flatnonzero(documents.lengths <= 1))
-        counts["trained"] = Documents.joined([*_each(train), *_each(empty)])
-        return _Parts(lay_out(train), lay_out(with_targets.select(np.flatnonzero(held))), counts)
-    rows = lay_out(with_targets)
-    if not len(rows):
-        return _Parts(rows, None, counts)
-    held = held_out(list(rows.tokens), share=split, seed=seed)
-    if not held.any():
-        raise InputRefused(
-            f"split: {shown(split)} of {len(documents)} documents in {len(rows)} rows, no two of "
-            "them different, so none can be held out. Give more data, a smaller seq_len or an "
-            "eval_source."
-        )
-    return _Parts(rows.select(np.flatnonzero(~held)), rows.select(np.flatnonzero(held)), counts)
-
-
-def _token_parts(
-    source: Any,
-    eval_source: Any,
-    read: Callable[..., np.ndarray],
-    *,
-    seq_len: int,
-    split: float | None,
-) -> _Parts:
-    """Return the windows of a file of token ids; `split` holds out its end."""
-    tokens = read(source)
-    counts = {"files": 1, "ignored": (), "documents": 1, "tokens": len(tokens)}
-    counts |= {"cut": int(len(tokens) > seq_len + 1), "lost_tokens": 0, "dropped": 0}
-    if eval_source is not None:
-        if not _holds_tokens(eval_source):
-            raise InputRefused(
-                f"eval_source: found {shown(str(eval_source))}; beside a file of token ids, "
-                f"expected another one ({' or '.join(TOKEN_SUFFIXES)})."
-            )
-        return _Parts(WindowRows(tokens, seq_len), WindowRows(read(eval_source), seq_len), counts)
-    rows = WindowRows(tokens, seq_len)
-    if split is None:
-        return _Parts(rows, None, counts)
-    kept = len(rows) - max(1, round(split * len(rows)))
-    if kept < 1:
-        raise InputRefused(
-            f"split: {shown(split)} of {len(rows)} windows leaves none to train on. Give more "
-            "data, a smaller seq_len or an eval_source."
-        )
-    place = kept * seq_len  # the last target of the one part is the first input of the other
-    parts = tokens[: place + 1], tokens[place:]
-    return _Parts(WindowRows(parts[0], seq_len), WindowRows(parts[1], seq_len), counts)
-
-
-def _cut(documents: Documents, *, seq_len: int, pack: bool) -> dict[str, int]:
-    """Return the report's counts of documents that did not go into rows whole."""
-    over = documents.lengths - (seq_len + 1)
-    return {
-        "cut": int((over > 0).sum()),
-        "lost_tokens": 0 if pack else int(np.maximum(over, 0).sum()),
-        "dropped": int((documents.lengths < 2).sum()),
-    }
+def _texts(parts: Sequence[Part], text_field: str, encoding: str) -> Iterator[str]:
+    """Give the documents of all parts, one by one."""
+    for part in parts:
+        if isinstance(part, FilePart) and part.state.path.suffix.lower() in NAMED_AT_ONCE:
+            # These readers name all unusable rows of a file at once.
+            files = TextFiles((part.state.path,))
+            yield from read_texts(files, text_field=text_field, encoding=encoding)
+        else:
+            for _, place, row in part.rows(0):
+                yield text_of(row, place, text_field)
 
 
 def _check_options(
     seq_len: int,
     batch: int,
-    split: float | None,
+    split: float | str | None,
     eval_source: Any,
     max_positions: int | None,
 ) -> None:
@@ -297,16 +344,7 @@ def _check_options(
         )
     if split is not None and eval_source is not None:
         problems.append("both split and eval_source are given; give one of them")
-    if split is not None and not 0 < split < 1:
+    if split is not None and not isinstance(split, str) and not 0 < split < 1:
         problems.append(f"split is {shown(split)}, expected a share above 0 and below 1")
     if problems:
         raise InputRefused(f"data: {'; '.join(problems)}.")
-
-
-def _holds_tokens(source: Any) -> bool:
-    single = not isinstance(source, list | tuple)
-    return single and Path(source).suffix.lower() in TOKEN_SUFFIXES
-
-
-def _each(documents: Documents):
-    return (documents[number] for number in range(len(documents)))

@@ -31,12 +31,9 @@ def json_texts(path: Path, *, text_field: str, encoding: str = "utf-8") -> Itera
     """
     problems = RowProblems(path, EXPECTED)
     with open_regular(path) as file:
-        head = file.read(64)
-        refuse_pointer(head, path)
-        file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
-        is_array = head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
-        rows = _array(file, path, encoding) if is_array else _lines(file, path, encoding, problems)
-        for place, row in rows:
+        is_array = starts_array(file, path)
+        rows = _array(file, path, encoding) if is_array else lines(file, path, encoding, problems)
+        for place, _, row in rows:
             problem = _problem(row, text_field)
             if problem is None:
                 yield row[text_field]
@@ -45,11 +42,35 @@ def json_texts(path: Path, *, text_field: str, encoding: str = "utf-8") -> Itera
     problems.refuse()
 
 
-def _lines(
-    file: BinaryIO, path: Path, encoding: str, problems: RowProblems
-) -> Iterator[tuple[str, Any]]:
-    """Give each line that parses, with its place; the others go to `problems`."""
-    number, start = 0, file.tell()
+def starts_array(file: BinaryIO, path: Path) -> bool:
+    """Say whether a JSON file's first character is `[`; leave it there, past a byte order mark.
+
+    Raises:
+        InputRefused: a Git LFS pointer.
+    """
+    head = file.read(64)
+    refuse_pointer(head, path)
+    file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
+    return head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+def lines(
+    file: BinaryIO, path: Path, encoding: str, problems: RowProblems, *, number: int = 0
+) -> Iterator[tuple[str, tuple[int, int], Any]]:
+    """Give the value of each line that parses; the others go to `problems`.
+
+    Args:
+        file: at the first byte of a line.
+        path: the file, for messages.
+        encoding: of the file.
+        problems: takes the lines that are not JSON, by number.
+        number: how many lines stand before the first one.
+
+    Returns:
+        An iterator over the place (`line 4`), the first byte and the one after the last, and the
+        value; blank lines are left out.
+    """
+    start = file.tell()
     # Only the byte 10 ends a line: U+2028 and its kin are data within a JSON string.
     while line := file.readline(LINE_LIMIT + 1):
         number += 1
@@ -60,7 +81,8 @@ def _lines(
             )
         if line.strip():
             try:
-                yield f"line {number}", json.loads(line.decode(encoding))
+                value = json.loads(line.decode(encoding))
+                yield f"line {number}", (start, start + len(line)), value
             except UnicodeDecodeError as error:
                 place = f"byte {start + error.start} is 0x{line[error.start]:02x}"
                 problems.add(f"line {number}", f"not {encoding}: {place}")
@@ -72,8 +94,18 @@ def _lines(
         start += len(line)
 
 
-def _array(file: BinaryIO, path: Path, encoding: str) -> Iterator[tuple[str, Any]]:
+def _array(file: BinaryIO, path: Path, encoding: str) -> Iterator[tuple[str, None, Any]]:
     """Give the elements of a file that is one array."""
+    for number, row in enumerate(whole_value(file, path, encoding), 1):
+        yield f"row {number}", None, row
+
+
+def whole_value(file: BinaryIO, path: Path, encoding: str) -> Any:
+    """Return the one value that a file holds, read whole.
+
+    Raises:
+        InputRefused: more than a gigabyte, or not JSON.
+    """
     data = file.read(ARRAY_LIMIT + 1)
     advice = "Expected an array of objects, or better one object a line (.jsonl)."
     if len(data) > ARRAY_LIMIT:
@@ -81,11 +113,9 @@ def _array(file: BinaryIO, path: Path, encoding: str) -> Iterator[tuple[str, Any
             f"{shown_path(path)}: an array of more than {ARRAY_LIMIT} bytes. {advice}"
         )
     try:
-        rows = json.loads(data.decode(encoding))
+        return json.loads(data.decode(encoding))
     except (ValueError, RecursionError) as error:
         raise InputRefused(f"{shown_path(path)}: not JSON: {shown(str(error))}. {advice}") from None
-    for number, row in enumerate(rows, 1):
-        yield f"row {number}", row
 
 
 def _problem(row: Any, text_field: str) -> str | None:
