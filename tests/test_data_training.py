@@ -124,7 +124,6 @@ SOURCES = {
     ["streamed", "loaded", *(pytest.param(n, marks=pytest.mark.slow) for n in list(SOURCES)[2:])],
 )
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.filterwarnings("ignore:the step is compiled again")
 def test_a_run_that_was_stopped_goes_on_as_if_it_was_not(tmp_path, name):
     if name in ("loaded", "stateful"):
         pytest.importorskip("torch")

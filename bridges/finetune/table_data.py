@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class TableReport:
         example: the first row as the model reads it.
         example_label: its label.
         fingerprint: SHA-256 of the training rows, which a resumed run must have again.
+        unit: what `seq_len` and `tokens` count.
     """
 
     files: int
@@ -52,14 +53,15 @@ class TableReport:
     example: str = ""
     example_label: str = ""
     fingerprint: str = ""
+    unit: str = "tokens"
 
     def __str__(self) -> str:
         """Return the report for reading, a fact a line."""
         lines = [
             f"records       {self.records:,} in {self.files:,} file{'s'[: self.files != 1]}",
-            f"rows kept     {self.rows:,} to train on, {self.tokens:,} tokens",
-            f"cut           {self.cut:,} rows longer than {self.seq_len:,} tokens",
-            f"dropped       {self.dropped:,} rows without text or label",
+            f"rows kept     {self.rows:,} to train on, {self.tokens:,} {self.unit}",
+            f"cut           {self.cut:,} rows longer than {self.seq_len:,} {self.unit}",
+            f"dropped       {self.dropped:,} rows without a field or its label",
             f"targets       {self.targets:,} labels an epoch",
             f"validation    {f'{self.validation_rows:,} rows' if self.validation_rows else 'none'}",
             f"fingerprint   {self.fingerprint[:16]}",
@@ -91,6 +93,8 @@ class TableDataset(Dataset):
         examples: what the validation rows are made of, for scores that read more than numbers.
     """
 
+    varies: ClassVar[bool] = True
+
     rows: Any
     eval_rows: Any
     report: TableReport
@@ -104,7 +108,14 @@ class TableStream(RowStream):
         """Return this share of the next global batch."""
         indices = self._indices(self._consumed, self._consumed + self._batch)
         rows: Any = self._rows
-        batch = rows.take(indices[self._share], rows.width(indices))
+        taken, width = indices[self._share], rows.width(indices)
+        if getattr(rows, "varied", False):
+            # What is drawn for a row depends on its place in the run alone, so a resumed run
+            # draws it again.
+            places = np.arange(self._consumed, self._consumed + self._batch)[self._share]
+            batch = rows.take_varied(taken, width, places)
+        else:
+            batch = rows.take(taken, width)
         self._consumed += self._batch
         return batch
 
@@ -128,7 +139,7 @@ def table_dataset(
         if found is not None and not len(found):
             raise InputRefused(
                 f"data: no usable row in the {name} data: {report.records} records, "
-                f"{report.dropped} of them without text or label. Check the columns."
+                f"{report.dropped} of them without a field or its label. Check the columns."
             )
     return TableDataset(
         train=partial(TableStream, rows, batch=batch, seed=seed),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,13 @@ from dew.errors import InputRefused, listed, shown
 SMALLEST = 16
 BATCH_ORDER = 1 << 40
 """Added to the epoch's number where the batches are shuffled, apart from the rows' own order."""
+
+
+@dataclass(frozen=True)
+class BucketDataset(Dataset):
+    """A dataset whose batches have one of a few widths."""
+
+    varies: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,7 +373,7 @@ def bucketed(
         eval_rows: to validate on, or None.
     """
     options = {"batch": batch, "widths": widths, "mask": mask}
-    return Dataset(
+    return BucketDataset(
         train=partial(BucketStream, rows, seed=seed, **options),
         val=None if eval_rows is None else partial(bucket_batches, eval_rows, **options),
         records=len(rows),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dew.errors import InputRefused
 from dew.typing import Batch
@@ -62,7 +63,12 @@ class Dataset:
         val: `val(partition)` gives a finite iterator, the same batches at each call; or None.
         records: training rows in one epoch, over all shares.
         batch: rows of one global batch, over all shares.
+
+    Attributes:
+        varies: whether its batches have several shapes, of which each is meant to be compiled.
     """
+
+    varies: ClassVar[bool] = False
 
     train: Callable[[DataPartition], Iterator[Batch]]
     val: Callable[[DataPartition], Iterator[Batch]] | None

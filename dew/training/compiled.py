@@ -76,17 +76,20 @@ class CompiledStep:
         """Return the FLOPs of a step on a compiled shape of batch, over all devices."""
         return self._flops.get(_signature(batch), 0.0)
 
-    def ready(self, state: Any, frozen: Any, batch: Mapping[str, Any]) -> Any:
+    def ready(
+        self, state: Any, frozen: Any, batch: Mapping[str, Any], *, meant: bool = False
+    ) -> Any:
         """Return the executable for this shape of batch, compiled if it is a new one.
 
         Args:
             state: the state, or its shapes.
             frozen: the frozen collections, or their shapes.
             batch: the batch, or its shapes.
+            meant: whether several shapes are expected, so that no warning names a new one.
         """
         signature = _signature(batch)
         if signature not in self._ready:
-            if self._ready:
+            if self._ready and not meant:
                 shapes = ", ".join(f"{name} {shape}" for name, shape, _ in signature)
                 warnings.warn(
                     f"the step is compiled again, for a new batch shape: {shapes}. Equal shapes "

@@ -294,7 +294,7 @@ class Loop:
                 self.trainer.objective.inputs.check(fed.batch)
             self.progress.phase("compiling (first time)")
             before = compiled.seconds
-            compiled.ready(state, self.frozen, fed.batch)
+            compiled.ready(state, self.frozen, fed.batch, meant=self.dataset.varies)
             self.compile_seconds += compiled.seconds - before
             self._pause(compiled.seconds - before)
         return compiled.ready(state, self.frozen, fed.batch)
