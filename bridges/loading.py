@@ -116,6 +116,8 @@ def load(
             generation_config=_generation_config(path),
             dtype=own,
             placement=None if mesh is None else Placement.of(mesh, layout, {}),
+            task=task,
+            fresh=task is not None or labels is not None,
         )
 
     if path.is_dir() and _is_traced(traced, config, own):

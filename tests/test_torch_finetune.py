@@ -319,7 +319,7 @@ def test_an_adapter_run_leaves_a_peft_folder_and_the_model_with_it_merged(model,
     out = tmp_path / "adapter"
     assert finetune(model, data, out, "--lora_rank", 2, "--save_steps", 2) == 0
     module, config = with_adapter(model, out)
-    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (2, 32, 0.0)
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (2, 32, 0.05)
     merged = AutoModelForCausalLM.from_pretrained(out / "merged").eval()
     ids, mask = encoded(model)
     with torch.no_grad():

@@ -120,7 +120,7 @@ def test_targets_that_are_no_linear_map_of_their_own_are_refused_by_name(neo, sm
         adapter_of(neo[0], targets=("q_prj",))
     with pytest.raises(UnknownName, match="names no module"):
         adapter_of(neo[0], targets="q_proj")  # an expression matches whole names
-    with pytest.raises(InputRefused, match="no regular expression"):
+    with pytest.raises(InputRefused, match="no expression that dew matches"):
         adapter_of(neo[0], targets="(")
     with pytest.raises(InputRefused, match="rank is 0"):
         adapter_of(neo[0], rank=0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bridges.held_out import held_out
 from dew.cli.command import Settings
-from dew.errors import InputRefused
+from dew.errors import InputRefused, UnknownName
 
 
 def sides(settings: Settings) -> tuple[Any, Any]:
@@ -23,8 +23,21 @@ def sides(settings: Settings) -> tuple[Any, Any]:
     train = read_records(settings["dataset_name"], split=settings["dataset_train_split"])
     validation = None
     if settings["eval_data"]:
-        validation = read_records(settings["eval_data"], split=settings["dataset_test_split"])
+        validation = _held(settings)
     return train, validation
+
+
+def _held(settings: Settings) -> Any:
+    """Return the records of `eval_data`: of its test split, or all where it has no splits."""
+    from bridges.data.records import read_records
+
+    source, split = settings["eval_data"], settings["dataset_test_split"]
+    try:
+        return read_records(source, split=split)
+    except UnknownName:
+        if settings.given("dataset_test_split"):
+            raise
+    return read_records(source, split="train")
 
 
 def records_of(records: Any, columns: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -23,14 +23,45 @@ class LowRank:
     Args:
         rank: of the adapter.
         alpha: the adapter is scaled by alpha / rank.
-        targets: module names as in the checkpoint; empty for every linear map of the layers.
+        targets: module names as in the checkpoint, or one regular expression over whole names;
+            empty for every linear map of the layers.
         dropout: the share of a map's inputs that the adapter does not see in a step.
+        rslora: scale by alpha / sqrt(rank) instead.
+        dora: train each output's magnitude too.
+        saved: modules that are trained whole beside the adapter. The head of a classifier is in
+            any case, as PEFT's task types have it.
     """
 
     rank: int
     alpha: float
     targets: tuple[str, ...] = ()
     dropout: float = 0.0
+    rslora: bool = False
+    dora: bool = False
+    saved: tuple[str, ...] = ()
+
+    def settings(self, heads: tuple[str, ...] = ()) -> Any:
+        """Return PEFT's settings.
+
+        Args:
+            heads: modules of the task that are trained whole.
+        """
+        from bridges.adapter_settings import ALL, AdapterSettings, is_name
+
+        targets: Any = self.targets
+        if not targets or [name.lower() for name in targets] == [ALL]:
+            targets = None
+        elif len(targets) == 1 and not is_name(targets[0]):
+            targets = targets[0]
+        return AdapterSettings(
+            rank=self.rank,
+            alpha=self.alpha,
+            targets=targets,
+            dropout=self.dropout,
+            rslora=self.rslora,
+            dora=self.dora,
+            saved=tuple(dict.fromkeys((*self.saved, *heads))),
+        )
 
 
 @dataclass(frozen=True)
@@ -136,7 +167,7 @@ class NativeText(Learner):
 
     def shapes(self) -> Mapping[str, Any]:
         """Return the shapes of the variables."""
-        return {"params": self.bundle.model.parameter_shapes()}
+        return {"params": self.bundle.model.parameter_shapes(), **self.bundle.variables}
 
     def objective(self, seq_len: int) -> Any:
         """Return next-token prediction over the model's own parameters."""
@@ -145,28 +176,16 @@ class NativeText(Learner):
         return LMObjective(self._model(), seq_len)
 
     def adapter_objective(self, seq_len: int, asked: LowRank) -> Any:
-        """Return next-token prediction over adapters.
-
-        Raises:
-            InputRefused: a dropout.
-        """
+        """Return next-token prediction over adapters."""
         from dew.objectives.lm import LoRAObjective
 
-        if asked.dropout:
-            raise InputRefused(
-                f"lora_dropout is {asked.dropout}, and the native {self.bundle.family} trains its "
-                "adapter without dropout; leave it out"
-            )
         return LoRAObjective(self._model(), seq_len, self._lora(asked))
 
     def adapted(self, params: Any, asked: LowRank) -> Any:
         """Return the bundle with a trained adapter laid over it."""
-        lora = self._lora(asked)
-        return self.bundle.replace(
-            model=self.bundle.model.clone(adapter_scale=lora.scale),
-            variables={"params": self.bundle.variables["params"], "lora": params},
-            adapter=lora,
-        )
+        from bridges.adapters import laid_over
+
+        return laid_over(self.bundle, self._lora(asked), params)
 
     def decays(self, params: Any) -> Any:
         """Return which parameters decay, by the names of dew's leaves."""
@@ -178,10 +197,9 @@ class NativeText(Learner):
         return self.bundle.model.clone(remat=self.remat)
 
     def _lora(self, asked: LowRank) -> Any:
-        from bridges.adapters import adapter_targets
-        from dew.nn.lora import LoRA
+        from bridges.adapters import lora_of, task_heads
 
-        return LoRA(asked.rank, asked.alpha, adapter_targets(self.bundle, asked.targets))
+        return lora_of(self.bundle, asked.settings(task_heads(self.bundle)))
 
 
 @dataclass(frozen=True)
@@ -271,17 +289,10 @@ class TracedText(Learner):
         return {name: kept(name) for name in params}
 
     def _adapter(self, asked: LowRank) -> Any:
-        from bridges.adapter_config import ALL
-        from bridges.torch.lora import adapter_of
+        from bridges.torch.adapted_modules import task_heads
+        from bridges.torch.lora import adapter_from
 
-        every = not asked.targets or asked.targets == (ALL,)
-        return adapter_of(
-            self.bundle,
-            rank=asked.rank,
-            alpha=asked.alpha,
-            targets=ALL if every else asked.targets,
-            dropout=asked.dropout,
-        )
+        return adapter_from(self.bundle, asked.settings(task_heads(self.bundle)))
 
 
 def _refuse_traced(bundle: Any) -> None:

@@ -75,6 +75,7 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
         mesh=mesh,
         **task.loading(examples),
     )
+    bundle = method.prepared(bundle)
     learner = task.learner(bundle, remat=settings["activation_checkpointing"])
     if learner.note is not None:
         print(learner.note, file=sys.stderr)

@@ -1,8 +1,10 @@
-"""Which task a run teaches: the one that was named, else what the checkpoint is for."""
+"""Which task a run teaches: the one that was named, else what the checkpoint or the data is for."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from bridges.finetune.task import Task, task_named
 from dew.cli.command import Settings
@@ -10,8 +12,25 @@ from dew.cli.command import Settings
 DEFAULT = "causal-lm"
 ENDINGS = {
     "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification",
+    "ForCTC": "speech-recognition",
+    "WhisperForConditionalGeneration": "speech-recognition",
+    "ForSpeechSeq2Seq": "speech-recognition",
 }
 """The ending of an architecture's name to the task that it does."""
+WRITERS = "ForConditionalGeneration"
+"""What the classes of encoders with decoders end in; those with pictures do other things too."""
+COLUMNS = (
+    ({"question", "context", "answers"}, "question-answering"),
+    ({"tokens", "ner_tags"}, "token-classification"),
+    ({"tokens", "pos_tags"}, "token-classification"),
+    ({"anchor", "positive"}, "sentence-embedding"),
+    ({"image", "label"}, "image-classification"),
+    ({"image", "labels"}, "image-classification"),
+)
+"""Columns that only one task has, for a checkpoint that says nothing of its own."""
 
 
 def task_of(settings: Settings) -> Task:
@@ -28,8 +47,36 @@ def task_of(settings: Settings) -> Task:
     config = source_config(settings)
     named = config.get("architectures")
     names = [str(name) for name in named] if isinstance(named, list) else []
+    task = _by_architecture(names, config)
+    if task is not None:
+        print(f"task: {task}, since the checkpoint is a {names[0]}", file=sys.stderr)
+        return task_named(task)
+    if not any(name.endswith(("ForCausalLM", "LMHeadModel", WRITERS)) for name in names):
+        task = _by_columns(settings)
+    if task is not None:
+        print(f"task: {task}, by the columns of the data", file=sys.stderr)
+        return task_named(task)
+    return task_named(DEFAULT)
+
+
+def _by_architecture(names: list[str], config: Mapping[str, Any]) -> str | None:
     for ending, task in ENDINGS.items():
         if any(name.endswith(ending) for name in names):
-            print(f"task: {task}, since the checkpoint is a {names[0]}", file=sys.stderr)
-            return task_named(task)
-    return task_named(DEFAULT)
+            return task
+    encodes = config.get("is_encoder_decoder") or config.get("model_type") in ("t5", "mt5")
+    if encodes and "vision_config" not in config and "audio_config" not in config:
+        return "seq2seq" if any(name.endswith((WRITERS, "MTModel")) for name in names) else None
+    return None
+
+
+def _by_columns(settings: Settings) -> str | None:
+    """Return the task whose columns a table has; None for plain text, which is read elsewhere."""
+    from bridges.data.records import read_records
+    from dew.errors import InputRefused
+
+    try:
+        records = read_records(settings["dataset_name"], split=settings["dataset_train_split"])
+    except InputRefused:
+        return None  # what it is, its task says
+    columns = {name.lower() for name in records.columns}
+    return next((task for needed, task in COLUMNS if needed <= columns), None)

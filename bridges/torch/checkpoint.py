@@ -25,7 +25,7 @@ from bridges.torch.graph import FORMAT
 from bridges.torch.kinds import ModuleKinds
 from bridges.torch.module import TracedModule, Tracer, Variables
 from bridges.torch.parameter_axes import Axes, parameter_axes
-from bridges.torch.source_module import SourceModule
+from bridges.torch.source_module import SourceModule, task_config
 from bridges.torch.store import (
     fingerprint,
     keep_program,
@@ -143,6 +143,8 @@ def load_traced(
     generation_config: dict[str, Any],
     dtype: str,
     placement: Placement | None = None,
+    task: str | None = None,
+    fresh: bool = False,
 ) -> TracedBundle:
     """Load a checkpoint through transformers' class for it, traced where it is first called.
 
@@ -157,20 +159,24 @@ def load_traced(
         generation_config: its generation_config.json.
         dtype: what the parameters are stored and computed in.
         placement: where each weight goes; None puts all on the default device.
+        task: the pipeline's task that the model is for, where it is not what the config says.
+        fresh: whether a head of another task or of other labels may be drawn anew.
 
     Raises:
-        InputRefused: transformers is absent, or does not know the model type either, or the
-            checkpoint needs code of its own.
+        InputRefused: transformers is absent, or does not know the model type either, or has no
+            class of it for the task, or the checkpoint needs code of its own.
         WeightMismatch: missing or left-over tensors; all are named.
         LayoutRefused: the mesh does not cut the parameters.
     """
+    config = task_config(config, task)
     folder = _home(config, dtype)
-    made = SourceModule(path, config, dtype)
+    made = SourceModule(path, config, dtype, fresh=fresh)
     record = _record(folder)
     if record is None:
         record = made.described()
         _keep(folder, record, made.buffers())
-    direct = record["direct"]
+    # A head that was drawn is in no file, and the names of the rest are those of an export.
+    direct = record["direct"] and not record.get("drawn")
     shapes = _shapes(path, folder, record) if direct else made.shapes()
     axes, places = _places(record, shapes, placement)
     weights = _read(path, folder, record) if direct else made.weights()
@@ -193,7 +199,13 @@ def load_traced(
 
 
 def traced_shapes(
-    path: Path, config: dict[str, Any], *, dtype: str, placement: Placement | None = None
+    path: Path,
+    config: dict[str, Any],
+    *,
+    dtype: str,
+    placement: Placement | None = None,
+    task: str | None = None,
+    fresh: bool = False,
 ) -> TracedBundle:
     """Return a bundle whose variables are shapes: what a plan needs, and no weight is read.
 
@@ -202,15 +214,18 @@ def traced_shapes(
         config: its config.json.
         dtype: what the parameters would be stored in.
         placement: where each weight would go; None leaves that open.
+        task, fresh: as for `load_traced`.
 
     Raises:
         InputRefused: as for `load_traced`.
         LayoutRefused: the mesh does not cut the parameters.
     """
+    config = task_config(config, task)
     folder = _home(config, dtype)
-    made = SourceModule(path, config, dtype, filled=False)
+    made = SourceModule(path, config, dtype, filled=False, fresh=fresh)
     record = _record(folder)
-    shapes = made.shapes() if record is None else _shapes(path, folder, record)
+    known = record is not None and not record.get("drawn")
+    shapes = _shapes(path, folder, record) if record is not None and known else made.shapes()
     if record is None:
         record = {**made.structure(), "direct": True, "reads_ahead": None}
     axes, _ = _places(record, shapes, placement)

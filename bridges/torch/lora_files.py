@@ -1,8 +1,9 @@
-"""A traced module's adapters in PEFT's folder: read, written, merged."""
+"""A traced module's adapters in PEFT's folder: read and written."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,29 +11,31 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bridges.adapter_config import (
-    CONFIG,
-    AdapterSettings,
-    adapter_config,
-    read_adapter_config,
-    refuse_targets,
-)
-from bridges.files.regular_file import contained, shown_path
-from bridges.files.swap import staged
-from bridges.files.tensors import Tensors, open_tensors
-from bridges.files.writer import Planned, json_bytes, write_file, write_safetensors
+from bridges.adapter_config import CONFIG, adapter_config, read_adapter_config, refuse_targets
+from bridges.adapter_reading import Stored, doubled, first_factors
+from bridges.adapter_settings import RESIDUAL, AdapterSettings
+from bridges.adapter_writing import PREFIX
+from bridges.adapters import WEIGHTS, opened, write_folder
+from bridges.files.regular_file import shown_path
 from bridges.torch.checkpoint import TracedBundle
-from bridges.torch.lora import MERGED, AdaptedBundle, Adapter, adapted, adapter_of
-from dew.errors import InputRefused, WeightMismatch, listed
+from bridges.torch.kinds import CONV1D, LINEAR
+from bridges.torch.lora import (
+    MERGED,
+    WHOLE,
+    AdaptedBundle,
+    Adapter,
+    adapted,
+    adapter_from,
+    module_kinds,
+)
+from dew.errors import InputRefused, WeightMismatch, listed, shown
 
-WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
 SIDES = ("A", "B")
 CAUSAL, SEQUENCE = "CAUSAL_LM", "SEQ_2_SEQ_LM"
 
 
 def export_traced_adapter(bundle: TracedBundle, directory: str | os.PathLike[str]) -> None:
-    """Write a bundle's adapter as PEFT reads it, the tokenizer beside it.
+    """Write a bundle's active adapter as PEFT reads it, the tokenizer beside it.
 
     Args:
         bundle: from `bridges.torch.lora.adapted`.
@@ -42,7 +45,7 @@ def export_traced_adapter(bundle: TracedBundle, directory: str | os.PathLike[str
         InputRefused: a bundle without an adapter.
         OSError: the disk is full or fails; the old adapter is as it was.
     """
-    if not isinstance(bundle, AdaptedBundle):
+    if not isinstance(bundle, AdaptedBundle) or bundle.adapter is None:
         raise InputRefused("the bundle has no adapter; bridges.export writes whole models")
     processor: Any = bundle.processor
     write_adapter(
@@ -68,7 +71,7 @@ def write_adapter(
 
     Args:
         adapter: which modules they belong to.
-        adapters: their A [R, inputs] and B [outputs, R].
+        adapters: their A [R, inputs] and B [outputs, R], as `Adapter.init` lays them out.
         directory: the folder; other files in it stay.
         source: where the base model came from.
         task_type: PEFT's name for what the base does, or None.
@@ -82,34 +85,40 @@ def write_adapter(
         for module in adapter.modules
         for side in SIDES
     }
-    planned = [Planned(name, array.shape, array.dtype) for name, array in tensors.items()]
+    for module in adapter.modules if adapter.dora else ():
+        name = f"{PREFIX}{module}.lora_magnitude_vector"
+        tensors[name] = np.asarray(adapters[module]["M"], np.float32)
+    for leaf, value in adapters.get(WHOLE, {}).items():
+        module, _, last = leaf.rpartition(".")
+        inner = ".base_layer" if last == "bias" and module in adapter.modules else ""
+        tensors[f"{PREFIX}{module}{inner}.{last}"] = np.asarray(value, np.float32)
     ranks = {module: int(adapters[module]["A"].shape[0]) for module in adapter.modules}
-    others = {module: rank for module, rank in ranks.items() if rank != adapter.rank}
     settings = AdapterSettings(
         rank=adapter.rank,
         alpha=adapter.alpha,
         targets=adapter.modules,
-        ranks=others,
-        alphas={module: adapter.scale * rank for module, rank in others.items()},
+        ranks={re.escape(m): rank for m, rank in ranks.items() if rank != adapter.rank},
+        alphas={re.escape(m): alpha for m, alpha in adapter.alphas.items()},
+        rslora=adapter.rslora,
+        dropout=adapter.dropout,
+        dora=adapter.dora,
+        saved=adapter.saved,
+        bias=adapter.bias,
     )
     transposed = set(adapter.modules) == adapter.transposed
-    config = adapter_config(settings, source=source, conv1d=transposed)
-    own = {"task_type": task_type, "lora_dropout": adapter.dropout}
-    beside = {**(files or {}), CONFIG: json_bytes({**config, **own})}
-    with staged(Path(os.fspath(directory)), own={*beside, WEIGHTS}.__contains__) as folder:
-        write_safetensors(folder / WEIGHTS, planned, iter(tensors.items()))
-        for name, data in beside.items():
-            write_file(folder / name, data)
+    config = adapter_config(settings, source=source, conv1d=transposed, task_type=task_type)
+    write_folder(tensors, config, files or {}, directory)
 
 
-def load_traced_adapter(bundle: TracedBundle, directory: str | os.PathLike[str]) -> AdaptedBundle:
+def load_traced_adapter(
+    bundle: TracedBundle, directory: str | os.PathLike[str], name: str = "default"
+) -> AdaptedBundle:
     """Lay a PEFT LoRA adapter over a traced bundle.
 
-    Modules with a rank or an alpha of their own are brought to one scale, folded into B.
-
     Args:
-        bundle: the base model; it stays as it is.
+        bundle: the base model, or one with adapters already; it stays as it is.
         directory: a folder with adapter_config.json and adapter_model.safetensors.
+        name: the adapter's.
 
     Raises:
         InputRefused: a config that dew does not follow, or modules that it does not adapt.
@@ -118,59 +127,84 @@ def load_traced_adapter(bundle: TracedBundle, directory: str | os.PathLike[str])
     folder = Path(os.fspath(directory))
     settings = read_adapter_config(folder, bundle.source)
     where = shown_path(folder / WEIGHTS)
-    tensors = open_tensors(contained(folder, WEIGHTS))
-    modules, strange = _modules(tensors)
-    if strange or not modules:
-        lines = [f"left over  {name}" for name in strange] or ["no lora_A and lora_B at all"]
+    stored = Stored.of(opened(folder))
+    if stored.strange or not stored.modules:
+        lines = [f"left over  {shown(n)[1:-1]}" for n in stored.strange]
+        lines = lines or ["no lora_A and lora_B at all"]
         raise WeightMismatch(listed(f"{where}: not a LoRA adapter of a module's weights:", lines))
-    refuse_targets(settings, modules, shown_path(folder / CONFIG))
-    rank = settings.rank_of(modules[0])
-    scale = settings.scale_of(modules[0])
-    adapter = adapter_of(bundle, rank=rank, alpha=scale * rank, targets=modules)
-    if set(adapter.modules) != set(modules):
-        extra = [f"{name} has no tensors" for name in set(adapter.modules) - set(modules)]
-        raise WeightMismatch(listed(f"{where}: names that end in each other:", sorted(extra)))
-    adapters = _read(tensors, adapter, settings, bundle.variables["params"], where)
-    return adapted(bundle, adapter, adapters)
+    refuse_targets(settings, stored.modules, shown_path(folder / CONFIG))
+    base = bundle.base if isinstance(bundle, AdaptedBundle) else bundle
+    adapter = adapter_from(base, settings, stored.modules)
+    _refuse_misfits(base, stored, settings, adapter, where)
+    adapters = _read(base, stored, settings, adapter)
+    if settings.start in RESIDUAL:
+        adapter = adapter_from(base, doubled(settings), stored.modules)
+    return adapted(bundle, adapter, adapters, name)
+
+
+def _refuse_misfits(
+    base: TracedBundle, stored: Stored, settings: AdapterSettings, adapter: Adapter, where: str
+) -> None:
+    """Refuse missing, misshapen and left-over tensors, all at once."""
+    params, problems = base.variables["params"], []
+    left = dict(stored.whole)
+
+    def met(label: str, full: str | None, shape: tuple[int, ...]) -> None:
+        found = None if full is None else list(stored.shape(full))
+        if found != list(shape):
+            problems.append(f"{label}: {found or 'absent'}, not {list(shape)}")
+
+    for module in (*adapter.modules, *_forgotten(base, settings, adapter)):
+        name = f"{PREFIX}{module}"
+        if module not in adapter.modules:
+            problems.append(f"{name}.lora_A.weight: absent")
+            continue
+        outputs, inputs = adapter.sizes(module, params)
+        rank = settings.rank_of(module)
+        for side, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+            met(f"{name}.lora_{side}.weight", stored.low[module].get(side), shape)
+        if adapter.dora:
+            met(f"{name}.lora_magnitude_vector", stored.magnitudes.get(module), (outputs,))
+    for leaf in adapter.whole:
+        met(f"{PREFIX}{leaf}", left.pop(leaf, None), tuple(params[leaf].shape))
+    others = [
+        full for m, full in stored.magnitudes.items() if not adapter.dora or m not in stored.low
+    ]
+    problems += [f"left over  {shown(full)[1:-1]}" for full in (*left.values(), *others)]
+    if problems:
+        raise WeightMismatch(listed(f"{where}: the tensors do not fit the model:", problems))
+
+
+def _forgotten(base: TracedBundle, settings: AdapterSettings, adapter: Adapter) -> list[str]:
+    """Return the linear maps that a config names and that have no tensors."""
+    if settings.targets is None:
+        return []
+    return [
+        name
+        for name, kind in module_kinds(base).kinds.items()
+        if kind in (LINEAR, CONV1D) and name not in adapter.modules and settings.chooses(name)
+    ]
 
 
 def _read(
-    tensors: Tensors,
-    adapter: Adapter,
-    settings: AdapterSettings,
-    params: Mapping[str, Any],
-    where: str,
+    base: TracedBundle, stored: Stored, settings: AdapterSettings, adapter: Adapter
 ) -> dict[str, dict[str, Any]]:
-    problems, out = [], {}
-    for module in adapter.modules:
-        outputs, inputs = adapter.sizes(module, params)
-        rank = settings.rank_of(module)
-        out[module] = {}
-        for side, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
-            name = f"{PREFIX}{module}.lora_{side}.weight"
-            found = tuple(tensors.info(name).shape) if name in tensors.names() else None
-            if found != shape:
-                problems.append(f"{name}: {list(found) if found else 'absent'}, not {list(shape)}")
-                continue
-            factor = settings.scale_of(module) / adapter.scale if side == "B" else 1.0
-            value = tensors.read(name).astype(np.float32)
-            out[module][side] = jnp.array(value if factor == 1.0 else value * np.float32(factor))
-    if problems:
-        raise WeightMismatch(listed(f"{where}: the tensors do not fit the model:", problems))
+    """Return the trained parameters of an adapter whose tensors fit."""
+    params = base.variables["params"]
+    out: dict[str, dict[str, Any]] = {}
+    for module, leaf in adapter.weights:
+        pair = {side: stored.read(stored.low[module][side]) for side in SIDES}
+        if settings.start in RESIDUAL:
+            weight = np.asarray(params[leaf], np.float32)
+            weight = weight.T if module in adapter.transposed else weight
+            a, b = first_factors(weight, settings, module)
+            pair = {"A": np.concatenate([pair["A"], a]), "B": np.concatenate([pair["B"], -b], 1)}
+        if adapter.dora:
+            pair["M"] = stored.read(stored.magnitudes[module])
+        out[module] = {side: jnp.array(value) for side, value in pair.items()}
+    if adapter.whole:
+        out[WHOLE] = {leaf: jnp.array(stored.read(stored.whole[leaf])) for leaf in adapter.whole}
     return out
-
-
-def _modules(tensors: Tensors) -> tuple[tuple[str, ...], list[str]]:
-    """Return the modules that have tensors, and the tensors that are no adapter's."""
-    modules: dict[str, None] = {}
-    strange = []
-    for name in tensors.names():
-        ending = next((e for s in SIDES if name.endswith(e := f".lora_{s}.weight")), None)
-        if ending is None or not name.startswith(PREFIX):
-            strange.append(name)
-        else:
-            modules[name.removeprefix(PREFIX).removesuffix(ending)] = None
-    return tuple(modules), strange
 
 
 def _task_type(bundle: TracedBundle) -> str | None:

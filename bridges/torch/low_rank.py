@@ -13,12 +13,16 @@ from typing import Any
 import jax
 
 from bridges.torch.graph import Graph, Node, Ref, references
-from bridges.torch.lora import Adapter
+from bridges.torch.lora import WHOLE, Adapter, decomposed, lengths, summed
 from bridges.torch.module import TracedModule
+from bridges.torch.ops.operator import operator
 from bridges.torch.run import Program
 from dew.errors import InputRefused, listed
 
 SIDES = ("A", "B")
+ADAPTED_WEIGHT = "bridge.adapted_weight"
+DECOMPOSED_WEIGHT = "bridge.decomposed_weight"
+DECOMPOSED_SUM = "bridge.decomposed_sum"
 # Which argument of an operator is the weight of a linear map, and which its input: of weights
 # that lie [outputs, inputs], and of those that lie across.
 _STORED = {"aten.linear.default": (1, 0)}
@@ -77,8 +81,17 @@ class LowRankModule(TracedModule):
 
 
 def leaves(adapters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return adapters as leaves of `params`: "<module>.lora_A.weight" and the same of B."""
-    return {_leaf(name, side): pair[side] for name, pair in adapters.items() for side in SIDES}
+    """Return adapters as leaves of `params`: "<module>.lora_A.weight", the same of B and of M.
+
+    Leaves that are trained whole come under their own names.
+    """
+    low = {
+        _leaf(name, side): value
+        for name, pair in adapters.items()
+        if name != WHOLE
+        for side, value in pair.items()
+    }
+    return {**low, **adapters.get(WHOLE, {})}
 
 
 def with_low_rank_sums(graph: Graph, adapter: Adapter, dropout: float) -> Graph:
@@ -93,7 +106,8 @@ def with_low_rank_sums(graph: Graph, adapter: Adapter, dropout: float) -> Graph:
     values = {path: name for name, path in graph.params.items()}
     present = {values[leaf]: m for m, leaf in adapter.weights if leaf in values}
     for module in present.values():
-        params |= {f"lora_{side}_{module}": _leaf(module, side) for side in SIDES}
+        sides = (*SIDES, "M") if adapter.dora else SIDES
+        params |= {f"lora_{side}_{module}": _leaf(module, side) for side in sides}
     maps = _Maps.of(graph, adapter, present)
     others = maps.read_otherwise(graph)
     if others and dropout:
@@ -108,11 +122,12 @@ def with_low_rank_sums(graph: Graph, adapter: Adapter, dropout: float) -> Graph:
     nodes: list[Node] = []
     for name in others:
         nodes += _merged(Ref(name), present[name], adapter)
+    names = {module: name for name, module in present.items()}
     renamed = {name: f"{name}.adapted" for name in others}
     for node in graph.nodes:
         found = maps.adapted_by(node)
         if found is not None:
-            nodes += _summed(node, *found, adapter.scale, dropout)
+            nodes += _summed(node, *found, Ref(names[found[0]]), adapter, dropout)
         elif renamed.keys() & set(references((node.args, dict(node.kwargs)))):
             args, kwargs = _renamed(node.args, renamed), _renamed(dict(node.kwargs), renamed)
             nodes.append(replace(node, args=tuple(args), kwargs=kwargs))
@@ -122,7 +137,7 @@ def with_low_rank_sums(graph: Graph, adapter: Adapter, dropout: float) -> Graph:
 
 
 def _leaf(module: str, side: str) -> str:
-    return f"{module}.lora_{side}.weight"
+    return f"{module}.lora_magnitude_vector" if side == "M" else f"{module}.lora_{side}.weight"
 
 
 @dataclass(frozen=True)
@@ -185,33 +200,79 @@ class _Maps:
         return list(dict.fromkeys(known))
 
 
-def _summed(node: Node, module: str, x: Any, scale: float, dropout: float) -> Iterator[Node]:
+def _summed(
+    node: Node, module: str, x: Any, weight: Ref, adapter: Adapter, dropout: float
+) -> Iterator[Node]:
     """Yield a linear map's node with the scaled low-rank product added, under its old name."""
-    base = f"{node.name}.base"
+    base, total, factor = f"{node.name}.base", f"{node.name}.sum", adapter.scale_of(module)
     yield replace(node, name=base)
     if dropout:
         yield _node(f"{node.name}.kept", "aten.dropout.default", (x, dropout, True))
         x = Ref(f"{node.name}.kept")
-    for side, name in (("A", f"{node.name}.low"), ("B", f"{node.name}.high")):
-        yield _node(name, "aten.linear.default", (x, Ref(f"lora_{side}_{module}")))
+    sides, seen = [Ref(f"lora_{side}_{module}") for side in SIDES], x
+    for side, name in zip(sides, (f"{node.name}.low", f"{node.name}.high"), strict=True):
+        yield _node(name, "aten.linear.default", (x, side))
         x = Ref(name)
-    yield _node(f"{node.name}.scaled", "aten.mul.Tensor", (x, scale))
-    total, scaled = f"{node.name}.sum", Ref(f"{node.name}.scaled")
-    yield _node(total, "aten.add.Tensor", (Ref(base), scaled))
+    if not adapter.dora:
+        yield _node(f"{node.name}.scaled", "aten.mul.Tensor", (x, factor))
+        yield _node(total, "aten.add.Tensor", (Ref(base), Ref(f"{node.name}.scaled")))
+    else:
+        places = _STORED.get(node.op) or _ACROSS[node.op]
+        plain = "aten.linear.default" if node.op in _STORED else "aten.matmul.default"
+        yield _node(f"{node.name}.plain", plain, (seen, node.args[places[0]]))
+        pair = (*sides, Ref(f"lora_M_{module}"), factor, module in adapter.transposed)
+        parts = (Ref(base), Ref(f"{node.name}.plain"), x, weight, *pair)
+        yield _node(total, DECOMPOSED_SUM, parts)
     yield _cast(node.name, total, node.dtype)
 
 
 def _merged(weight: Ref, module: str, adapter: Adapter) -> Iterator[Node]:
-    """Yield the nodes of W + scale B A, transposed where the module stores its weight so."""
-    a, b = (Ref(f"lora_{side}_{module}") for side in SIDES)
-    name = weight.name
-    yield _node(f"{name}.product", "aten.mm.default", (b, a))
-    product = Ref(f"{name}.product")
-    if module in adapter.transposed:
-        yield _node(f"{name}.turned", "aten.t.default", (product,))
-        product = Ref(f"{name}.turned")
-    yield _node(f"{name}.scaled", "aten.mul.Tensor", (product, adapter.scale))
-    yield _node(f"{name}.adapted", "aten.add.Tensor", (weight, Ref(f"{name}.scaled")))
+    """Yield the node of the weight with its adapter, W + scale B A."""
+    sides = (*SIDES, "M") if adapter.dora else SIDES
+    pair = tuple(Ref(f"lora_{side}_{module}") for side in sides)
+    op = DECOMPOSED_WEIGHT if adapter.dora else ADAPTED_WEIGHT
+    args = (weight, *pair, adapter.scale_of(module), module in adapter.transposed)
+    yield _node(f"{weight.name}.adapted", op, args)
+
+
+@operator(ADAPTED_WEIGHT)
+def _adapted_weight(weight: Any, a: Any, b: Any, factor: float, across: bool) -> jax.Array:
+    return summed(weight, a, b, factor, across).astype(weight.dtype)
+
+
+@operator(DECOMPOSED_WEIGHT)
+def _decomposed_weight(
+    weight: Any, a: Any, b: Any, magnitude: Any, factor: float, across: bool
+) -> jax.Array:
+    total = summed(weight, a, b, factor, across)
+    return decomposed(total, magnitude, across).astype(weight.dtype)
+
+
+@operator(DECOMPOSED_SUM)
+def _decomposed_sum(
+    base: Any,
+    plain: Any,
+    low: Any,
+    weight: Any,
+    a: Any,
+    b: Any,
+    magnitude: Any,
+    factor: float,
+    across: bool,
+) -> jax.Array:
+    """Return a map's output [..., outputs] with its adapter and the trained magnitudes.
+
+    Args:
+        base: the map's own output, with its bias.
+        plain: x W without a bias, of the input that the adapter sees.
+        low: x A B of it.
+        weight, a, b, magnitude: the map's weight, and the adapter.
+        factor: the scale of `low`.
+        across: whether the weight lies [inputs, outputs].
+    """
+    total = summed(weight, a, b, factor, across)
+    share = magnitude / jax.lax.stop_gradient(lengths(total, across))
+    return base + (share - 1) * plain + share * factor * low
 
 
 def _node(name: str, op: str, args: tuple[Any, ...]) -> Node:

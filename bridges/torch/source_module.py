@@ -14,7 +14,56 @@ import numpy as np
 
 from bridges.files.tensors import open_tensors
 from bridges.torch.kinds import ModuleKinds
-from dew.errors import InputRefused, WeightMismatch, listed, shown
+from dew.errors import InputRefused, UnknownName, WeightMismatch, listed, nearest, shown
+
+TASK_KEYS = ("architectures", "id2label", "label2id", "problem_type")
+"""What a task changes in a config."""
+TASK_CLASSES = {
+    "text-classification": ("SEQUENCE_CLASSIFICATION",),
+    "token-classification": ("TOKEN_CLASSIFICATION",),
+    "question-answering": ("QUESTION_ANSWERING",),
+    "image-classification": ("IMAGE_CLASSIFICATION",),
+    "automatic-speech-recognition": ("CTC", "SPEECH_SEQ_2_SEQ"),
+    "text-generation": ("CAUSAL_LM",),
+    "text2text-generation": ("SEQ_TO_SEQ_CAUSAL_LM",),
+    "fill-mask": ("MASKED_LM",),
+    "feature-extraction": (),
+}
+"""The pipeline's task to what transformers' tables of classes for it are called."""
+
+
+def task_config(config: Mapping[str, Any], task: str | None) -> dict[str, Any]:
+    """Return a config whose architecture does a task: its own where it does, else transformers'.
+
+    Args:
+        config: as it was read; it is not changed.
+        task: the pipeline's, or None for whatever the config names.
+
+    Raises:
+        UnknownName: no such task.
+        InputRefused: transformers has no class of that type for it, or is absent.
+    """
+    if task is None:
+        return dict(config)
+    if task not in TASK_CLASSES:
+        raise UnknownName(f"unknown task {shown(task)}{nearest(task, TASK_CLASSES)}")
+    try:
+        from transformers.models.auto import modeling_auto
+    except ImportError as error:
+        raise InputRefused(f'tracing needs {error}: pip install "dew[torch]"') from error
+    tables = [f"MODEL_FOR_{name}_MAPPING_NAMES" for name in TASK_CLASSES[task]]
+    known: list[str] = []
+    for name in tables or ["MODEL_MAPPING_NAMES"]:
+        found = getattr(modeling_auto, name, {}).get(str(config.get("model_type")), ())
+        known += [found] if isinstance(found, str) else list(found)
+    if not known:
+        raise InputRefused(
+            f"transformers has no class of model type {shown(config.get('model_type'))} for {task}"
+        )
+    own = [str(name) for name in config.get("architectures") or ()]
+    if set(own) & set(known):
+        return dict(config)
+    return {**config, "architectures": [known[0]]}
 
 
 class SourceModule:
@@ -26,11 +75,23 @@ class SourceModule:
         dtype: of the parameters.
         filled: whether the module holds the checkpoint's weights; without them its shapes and
             its computation are the same, and no weight is read.
+        fresh: whether `config` is that of a task and not the folder's, so that a head may be
+            drawn anew where the checkpoint has none of its shape.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], dtype: str, *, filled: bool = True):
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        dtype: str,
+        *,
+        filled: bool = True,
+        fresh: bool = False,
+    ):
         self._path, self._config, self._dtype, self._filled = path, config, dtype, filled
+        self._fresh = fresh
         self._module: Any = None
+        self.drawn: tuple[str, ...] = ()
 
     def module(self) -> Any:
         """Return the torch module.
@@ -61,10 +122,17 @@ class SourceModule:
             if found and _equal(tensors.read(found[0]), value):
                 stored[name] = (found[0], tensors.info(found[0]).dtype.name)
                 dtypes[str(canonical.get(name, name))] = value.dtype.name
+            elif name in self.drawn:
+                stored[name] = (name, value.dtype.name)
+                dtypes[str(canonical.get(name, name))] = value.dtype.name
+        if self.drawn:
+            # Beside a head the rest goes by its full names, or readers take it for another model.
+            stored = {n: (_full(n, theirs, prefix), kind) for n, (theirs, kind) in stored.items()}
         held = {canonical.get(name, name) for name in stored}
         own = {canonical.get(name, name) for name in state}
         known_parts = {"stored": stored, "dtypes": dtypes, "direct": own <= held}
-        return {**record, **known_parts, "reads_ahead": _reads_ahead(module)}
+        drawn = {"drawn": list(self.drawn)} if self.drawn else {}
+        return {**record, **known_parts, **drawn, "reads_ahead": _reads_ahead(module)}
 
     def structure(self) -> dict[str, Any]:
         """Return what holds of the module whatever its weights are."""
@@ -121,28 +189,55 @@ class SourceModule:
             ) from error
 
     def _loaded(self) -> Any:
+        import torch
+
         kind = _class_of(self._config)
-        options = {"output_loading_info": True, "trust_remote_code": False}
+        options: dict[str, Any] = {"output_loading_info": True, "trust_remote_code": False}
+        if self._fresh:
+            options |= {"config": self._settings(), "ignore_mismatched_sizes": True}
 
         def made(**more: Any) -> Any:
             return kind.from_pretrained(
                 self._path, dtype=self._dtype, use_safetensors=True, **options, **more
             )
 
-        with _quietly():
+        with _quietly(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # of a head that is drawn
             module, said = _with_plain_attention(made)
-        problems = [f"missing  {name}" for name in sorted(said["missing_keys"])]
-        problems += [f"misshapen  {text}" for text in map(str, said.get("mismatched_keys") or ())]
+        missing = set(said["missing_keys"])
+        other = {key[0] if isinstance(key, tuple) else str(key): key for key in _misshapen(said)}
+        if self._fresh:
+            base = f"{module.base_model_prefix}."
+            self.drawn = tuple(sorted(n for n in missing | set(other) if not n.startswith(base)))
+        problems = [f"missing  {name}" for name in sorted(missing - set(self.drawn))]
+        problems += [f"misshapen  {key}" for name, key in other.items() if name not in self.drawn]
         if problems:
             raise WeightMismatch(listed(f"{self._path}: the weights do not fit:", problems))
+        if self.drawn:
+            warnings.warn(
+                f"not in the checkpoint, drawn anew for training: {', '.join(self.drawn)}",
+                stacklevel=6,
+            )
         return module
+
+    def _settings(self) -> Any:
+        """Return the config of the task, as transformers' own value."""
+        import transformers
+
+        given = {name: self._config[name] for name in TASK_KEYS if name in self._config}
+        if "id2label" in given:
+            given["id2label"] = {int(number): name for number, name in given["id2label"].items()}
+        return transformers.AutoConfig.from_pretrained(self._path, trust_remote_code=False, **given)
 
     def _empty(self) -> Any:
         import torch
         from transformers.initialization import no_init_weights
 
         kind = _class_of(self._config)
-        settings = _config_class(kind, self._config).from_pretrained(self._path)
+        if self._fresh:
+            settings = self._settings()
+        else:
+            settings = _config_class(kind, self._config).from_pretrained(self._path)
         make = getattr(kind, "_from_config", None) or kind.from_config
         with _quietly(), no_init_weights():
             module = _with_plain_attention(
@@ -179,13 +274,15 @@ def _quietly() -> Iterator[None]:
     """Leave out transformers' warnings and its progress bar, which a log would keep."""
     from transformers.utils import logging
 
-    shown_before = logging.is_progress_bar_enabled()
+    shown_before, told_before = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what is missing or left over is told here
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        logging.set_verbosity(told_before)
         if shown_before:
             logging.enable_progress_bar()
 
@@ -229,6 +326,15 @@ def _config_class(kind: Any, config: Mapping[str, Any]) -> Any:
 
     known = getattr(kind, "config_class", None)
     return known or type(transformers.AutoConfig.for_model(str(config["model_type"])))
+
+
+def _full(name: str, theirs: str, prefix: str) -> str:
+    """Return a tensor's name with the prefix of the base model, where its own has it."""
+    return prefix + theirs if name.startswith(prefix) and not theirs.startswith(prefix) else theirs
+
+
+def _misshapen(said: Mapping[str, Any]) -> list[Any]:
+    return list(said.get("mismatched_keys") or ())
 
 
 def _equal(stored: np.ndarray, value: Any) -> bool:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from dew.inference.bundle import Bundle
 from dew.nn.block import BlockSpec
+from dew.nn.lora import plain_variables
 from dew.typing import Variables
 
 Norm = dict[str, jax.Array]
@@ -71,6 +72,7 @@ def decode_weights(bundle: Bundle) -> DecodeWeights:
 
 def split(model: Any, variables: Variables) -> DecodeWeights:
     """Return `DecodeWeights` of a `CausalTransformer`, in its compute dtype, adapters merged."""
+    variables = plain_variables(variables, model.adapter_scale)
     params = variables["params"]
     adapters = variables.get("lora", {}).get("layers", {})
     dtype = jnp.dtype(model.dtype)

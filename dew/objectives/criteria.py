@@ -21,9 +21,11 @@ IGNORED = -100
 class Criterion(Protocol):
     """Judges a batch.
 
+    One with a method `read(outputs, batch)` says by it what metrics read in place of `kept`.
+
     Attributes:
         fields: what it reads of a batch beside the model's inputs.
-        kept: the outputs that metrics read.
+        kept: the outputs that it needs, and that metrics read.
     """
 
     @property
@@ -97,7 +99,8 @@ class SpanLoss:
 
     `start_logits` and `end_logits` [N, L] are held to `start_positions` and `end_positions` [N].
     A position that is negative does not count, nor one at L or beyond, as transformers' models
-    have it.
+    have it. Where the batch has an `attention_mask` [N, L], padding is no place to start or end:
+    transformers' loss counts it among them, and so depends on the width of the batch.
     """
 
     fields = ("start_positions", "end_positions")
@@ -108,6 +111,9 @@ class SpanLoss:
         parts = []
         for name in ("start", "end"):
             logits, places = outputs[f"{name}_logits"], batch[f"{name}_positions"]
+            if batch.get("attention_mask") is not None:
+                least = jnp.finfo(logits.dtype).min
+                logits = jnp.where(batch["attention_mask"] > 0, logits, least)
             counted = (places >= 0) & (places < logits.shape[1])
             parts.append((cross_entropy(logits, jnp.where(counted, places, 0)), counted))
         losses = jnp.stack([loss for loss, _ in parts], axis=1)

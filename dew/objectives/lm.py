@@ -13,6 +13,7 @@ from dew.errors import InputRefused
 from dew.inputs import Field, InputSpec
 from dew.nn.backbones.causal_transformer import CausalTransformer
 from dew.nn.lora import LoRA
+from dew.objectives.adapted import LowRankParams
 from dew.objectives.base import EMASpec, Objective, Ratio, Step
 from dew.objectives.samples import Samples
 from dew.objectives.vocabulary_loss import token_losses, total_loss
@@ -134,7 +135,7 @@ class LMObjective(Objective):
         return hidden, table.astype(hidden.dtype)
 
 
-class LoRAObjective(LMObjective):
+class LoRAObjective(LowRankParams, LMObjective):
     """`LMObjective` that trains adapters: `params` holds them, `frozen` the base model's params.
 
     Args:
@@ -144,8 +145,6 @@ class LoRAObjective(LMObjective):
         options: those of `LMObjective`.
     """
 
-    frozen = ("frozen",)
-
     def __init__(self, model: CausalTransformer, seq_len: int, lora: LoRA, **options: Any) -> None:
         super().__init__(model.clone(adapter_scale=lora.scale), seq_len, **options)
         self.lora = lora
@@ -153,23 +152,18 @@ class LoRAObjective(LMObjective):
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """Return adapters drawn with `key` beside the base of `variables["params"]`.
 
-        Variables that already hold a `frozen` collection come back as they are.
+        Variables that hold an adapter already, under `lora`, go on from it; those that hold a
+        `frozen` collection come back as they are.
         """
-        if variables is not None and "frozen" in variables:
-            return variables
-        base = super().init(key, variables)["params"]
-        return {"params": self.lora.init(key, base), "frozen": base}
+        return self.begun(key, variables, super().init)
 
     def logical_axes(self) -> Mapping[str, Any]:
         """Return the base model's axes; the adapters are small."""
         return {"frozen": self.model.parameter_axes()}
 
-    def applied(self, variables: Variables) -> Variables:
-        """Return the base as `params` and the adapters as `lora`."""
-        return {
-            "params": jax.lax.stop_gradient(variables["frozen"]),
-            "lora": variables["params"],
-        }
+    def loss(self, variables: Variables, batch: Mapping[str, jax.Array], step: Step) -> Ratio:
+        """Return `LMObjective`'s loss, with the adapters' dropout drawn from the step's key."""
+        return super().loss(self.drawing(variables, step), batch, step)
 
 
 def target_weights(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:

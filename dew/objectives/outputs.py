@@ -19,6 +19,8 @@ Forward = Callable[
 ]
 """`forward(variables, inputs, key)` gives a model's outputs by Hugging Face's names, and the
 collections that changed; `key` draws what training draws, and is None where nothing is to be."""
+Writer = Callable[[Variables, Mapping[str, jax.Array]], jax.Array]
+"""`writer(variables, batch)` gives ids [N, T] that a model writes of a batch; it is traced."""
 
 
 class OutputsObjective(Objective):
@@ -35,6 +37,7 @@ class OutputsObjective(Objective):
         axes: names of the parameters' axes, for a layout; see `Objective.logical_axes`.
         begin: what the variables of a loaded model become before the first step.
         ema: leaves to average, or None.
+        writer: what the model writes in evaluation, the output `written`; or None.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class OutputsObjective(Objective):
         axes: Mapping[str, Any] | None = None,
         begin: Callable[[Variables], Variables] = dict,
         ema: EMASpec | None = None,
+        writer: Writer | None = None,
     ) -> None:
         self.forward = forward
         self.names = inputs
@@ -53,6 +57,7 @@ class OutputsObjective(Objective):
         self.axes = dict(axes or {})
         self.begin = begin
         self.ema = ema
+        self.writer = writer
 
     def init(self, key: jax.Array, variables: Variables | None = None) -> Variables:
         """Return the variables to begin with: those of a loaded model.
@@ -81,11 +86,20 @@ class OutputsObjective(Objective):
     ) -> Artifacts:
         """Return each label's loss and weight, and the outputs that metrics read."""
         losses, weights, outputs, _ = self._judged(variables, batch, None)
-        kept = {name: outputs[name].astype(jnp.float32) for name in self.criterion.kept}
+        read = getattr(self.criterion, "read", None)
+        if read is not None:
+            kept = read(outputs, batch)
+        else:
+            kept = {name: outputs[name].astype(jnp.float32) for name in self.criterion.kept}
+        kept |= self.written(variables, batch)
         rows = weights.shape[0]
         return TokenScores(losses.reshape(rows, -1), weights.reshape(rows, -1)), Predictions(
             kept, weights
         )
+
+    def written(self, variables: Variables, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Return the ids that the model writes as `written`, or nothing without a writer."""
+        return {} if self.writer is None else {"written": self.writer(variables, batch)}
 
     def _judged(
         self, variables: Variables, batch: Mapping[str, jax.Array], key: jax.Array | None
