@@ -262,3 +262,18 @@ def test_dpo_losses_are_trls(folders, tmp_path):
     assert len(ours) == len(theirs) == steps
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
     assert abs(ours[-1] - ours[0]) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("rows", "task"),
+    [(talks, "chat"), (pairs, "dpo"), (lambda: [{"text": "a"}], "causal-lm")],
+)
+def test_what_a_decoder_is_to_learn_is_told_by_the_columns(folders, tmp_path, rows, task):
+    from bridges.commands.finetune import COMMAND
+    from bridges.finetune.task_choice import task_of
+    from dew.cli.options import parse
+
+    data = write_rows(tmp_path / "rows.jsonl", rows())
+    words = ["--model", str(folders["plain"]), "--data", str(data)]
+    assert task_of(parse(COMMAND, words)).name == task
+    assert task_of(parse(COMMAND, [*words, "--task", "causal-lm"])).name == "causal-lm"

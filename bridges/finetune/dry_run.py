@@ -133,7 +133,14 @@ def model_without_weights(settings: Settings, mesh: Any, loading: Mapping[str, A
 
     def traced() -> Any:
         print("no native family: traced from transformers, with its own classes", flush=True)
-        return traced_shapes(path, config, dtype=dtype, placement=Placement.of(mesh, Layout(), {}))
+        return traced_shapes(
+            path,
+            config,
+            dtype=dtype,
+            placement=Placement.of(mesh, Layout(), {}),
+            task=loading.get("task"),
+            fresh=bool(loading),
+        )
 
     if folder and config.get("model_type") not in FAMILIES and is_traceable(config, dtype):
         return traced()

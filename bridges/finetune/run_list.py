@@ -130,7 +130,7 @@ def comparison(folders: Sequence[Path]) -> str:
     if len(folders) != 2:
         raise InputRefused(f"compare takes two output folders, found {len(folders)}")
     one, two = map(read_run, folders)
-    rows = [("", str(one.folder), str(two.folder))]
+    rows: list[tuple[str, ...]] = [("", str(one.folder), str(two.folder))]
     for name in dict.fromkeys([*one.settings, *two.settings]):
         values = [run.settings.get(name) for run in (one, two)]
         if values[0] != values[1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from bridges.finetune.task import Task, task_named
@@ -33,6 +34,18 @@ COLUMNS = (
 """Columns that only one task has, for a checkpoint that says nothing of its own."""
 
 
+PLAIN = (".txt", ".bin", ".npy")
+"""Files without columns."""
+WRITING = (
+    ({"messages"}, "chat"),
+    ({"conversations"}, "chat"),
+    ({"chosen", "rejected"}, "dpo"),
+    ({"prompt", "completion"}, "chat"),
+    ({"instruction", "output"}, "chat"),
+)
+"""Columns that say what a decoder is to learn, where plain text is not what is there."""
+
+
 def task_of(settings: Settings) -> Task:
     """Return the task of the settings, and say in one line where it was guessed.
 
@@ -51,8 +64,9 @@ def task_of(settings: Settings) -> Task:
     if task is not None:
         print(f"task: {task}, since the checkpoint is a {names[0]}", file=sys.stderr)
         return task_named(task)
-    if not any(name.endswith(("ForCausalLM", "LMHeadModel", WRITERS)) for name in names):
-        task = _by_columns(settings)
+    writes = any(name.endswith(("ForCausalLM", "LMHeadModel", WRITERS)) for name in names)
+    if not writes or not settings.given("dataset_text_field"):
+        task = _by_columns(settings, WRITING if writes else COLUMNS)
     if task is not None:
         print(f"task: {task}, by the columns of the data", file=sys.stderr)
         return task_named(task)
@@ -69,14 +83,18 @@ def _by_architecture(names: list[str], config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _by_columns(settings: Settings) -> str | None:
+def _by_columns(settings: Settings, known: Any) -> str | None:
     """Return the task whose columns a table has; None for plain text, which is read elsewhere."""
     from bridges.data.records import read_records
     from dew.errors import InputRefused
 
+    if Path(settings["dataset_name"]).suffix.lower() in PLAIN:
+        return None
     try:
         records = read_records(settings["dataset_name"], split=settings["dataset_train_split"])
     except InputRefused:
         return None  # what it is, its task says
     columns = {name.lower() for name in records.columns}
-    return next((task for needed, task in COLUMNS if needed <= columns), None)
+    if known is WRITING and "text" in columns:
+        return None
+    return next((task for needed, task in known if needed <= columns), None)
