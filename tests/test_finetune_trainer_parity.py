@@ -21,9 +21,8 @@ from parity.rounding import deviations, judged
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:the step is compiled again"),
 ]
-UPDATES, ACCUMULATION, ROWS = 20, 2, 3
+UPDATES, ACCUMULATION, ROWS = 50, 2, 3
 RATE, EPSILON, DECAY = 1e-3, 1e-4, 0.01
 """With an epsilon of 1e-8 a gradient below rounding would move a weight by a whole step, in torch
 too; see `parity.checks.update`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,10 +19,17 @@ def _input(d: Draw, dtypes: tuple, **options: Any) -> torch.Tensor:
     return d.tensor(d.shape(), d.of(*dtypes), special=d.integer(0, 3) == 3, **options)
 
 
+def _exact(dtype: torch.dtype | None) -> bool:
+    """Tell whether a product's derivative is not made of factors in half precision."""
+    return dtype not in (torch.float16, torch.bfloat16)
+
+
 @case("sum.default", "mean.default", "prod.default")
 def _whole(d: Draw, name: str) -> Call:
     x = _input(d, (*NUMBERS, *COMPLEX))
-    return Call((x,), {"dtype": d.of(*_DTYPES)}, gradient=_finite(x), ulps=64)
+    dtype = d.of(*_DTYPES)
+    gradient = _finite(x) and (name != "prod.default" or _exact(dtype))
+    return Call((x,), {"dtype": dtype}, gradient=gradient, ulps=64)
 
 
 @case("sum.dim_IntList", "mean.dim", "nansum.default")
@@ -34,7 +42,8 @@ def _by_axes(d: Draw, name: str) -> Call:
 @case("prod.dim_int")
 def _prod_dim(d: Draw, name: str) -> Call:
     x = _input(d, (*NUMBERS, *COMPLEX))
-    return Call((x, d.axis(x.shape), d.flag()), {"dtype": d.of(*_DTYPES)}, gradient=_finite(x))
+    args, dtype = (x, d.axis(x.shape), d.flag()), d.of(*_DTYPES)
+    return Call(args, {"dtype": dtype}, gradient=_finite(x) and _exact(dtype))
 
 
 @case("amax.default", "amin.default")
@@ -98,8 +107,12 @@ def _count_nonzero_dims(d: Draw, name: str) -> Call:
 @case("var.correction", "std.correction", "var_mean.correction")
 def _variance(d: Draw, name: str) -> Call:
     x = d.tensor(d.shape(), d.of(*FLOATS, *COMPLEX))
-    options = {"correction": d.of(1, 0, None, 2, 0.5), "keepdim": d.flag()}
-    return Call((x, _named_axes(d, x)), options, ulps=64)
+    correction, axes = d.of(1, 0, None, 2, 0.5), _named_axes(d, x)
+    count = x.numel() if axes is None else math.prod(x.shape[axis] for axis in axes)
+    # torch's value divides by nothing where no count is left, and its derivative by a negative one.
+    left = count > (1 if correction is None else correction)
+    options = {"correction": correction, "keepdim": d.flag()}
+    return Call((x, axes), options, gradient=left, ulps=64)
 
 
 def _named_axes(d: Draw, x: torch.Tensor) -> list[int] | None:
@@ -116,7 +129,12 @@ def _variance_dim(d: Draw, name: str) -> Call:
 @case("cumsum.default", "cumprod.default")
 def _running(d: Draw, name: str) -> Call:
     x = _input(d, (*NUMBERS, *COMPLEX))
-    return Call((x, d.axis(x.shape)), {"dtype": d.of(*_DTYPES)}, gradient=_finite(x))
+    args, dtype = (x, d.axis(x.shape)), d.of(*_DTYPES)
+    gradient = _finite(x)
+    if name == "cumprod.default":
+        # Where complex numbers are read as real ones torch's derivative still multiplies them.
+        gradient = gradient and _exact(dtype) and (dtype is None or not x.is_complex())
+    return Call(args, {"dtype": dtype}, gradient=gradient)
 
 
 @case("cummax.default", "cummin.default")

@@ -297,7 +297,8 @@ def _channel_shuffle(d: Draw, name: str) -> Call:
 @case("sym_size.int", "sym_stride.int")
 def _sym_size(d: Draw, name: str) -> Call:
     shape = d.shape(1)
-    return Call((d.tensor(shape, layout="rows"), d.axis(shape)), gradient=False, traceable=False)
+    # Made by torch itself: one that it takes from NumPy has strides of 0 where it holds nothing.
+    return Call((torch.zeros(shape), d.axis(shape)), gradient=False, traceable=False)
 
 
 @case("sym_numel.default")
