@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
@@ -18,7 +19,7 @@ from dew.nn.quantized import widened
 LOW = "lora"
 
 
-class NamedAdapters:
+class NamedAdapters(ABC):
     """What a bundle with adapters offers; the names of its methods are PEFT's.
 
     A bundle is a value: each method returns another one, and both share the base model's arrays.
@@ -35,13 +36,13 @@ class NamedAdapters:
     active: str | None
     is_merged: bool
 
+    @abstractmethod
     def with_adapters(self, adapters: Mapping[str, Any], active: str | None) -> Self:
         """Return a bundle of the same base with these adapters, of which `active` computes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def merge_adapter(self) -> Self:
         """Return the bundle with the active adapter in its weights; the base is kept beside."""
-        raise NotImplementedError
 
     def set_adapter(self, name: str) -> Self:
         """Return the bundle with another adapter active.
@@ -84,9 +85,9 @@ class NamedAdapters:
         made = self.summed([self.adapters[self._known(other)] for other in adapters], weights)
         return self.with_adapters({**self.adapters, name: made}, self.active)
 
+    @abstractmethod
     def summed(self, parts: Sequence[Any], weights: Sequence[float]) -> Any:
         """Return the weighted sum of adapters."""
-        raise NotImplementedError
 
     def unmerge_adapter(self) -> Self:
         """Return the bundle with the adapter beside the weights again, which are the base's."""
