@@ -126,7 +126,10 @@ def _scatter_with(d: Draw, name: str) -> Call:
 def _scatter_reduce(d: Draw, name: str) -> Call:
     x, dim, index, source = _scattered(d, REAL, False)
     reduce = d.of("sum", "prod", "mean", "amax", "amin")
-    return Call((x, dim, index, source, reduce), {"include_self": d.of(True, False)})
+    options = {"include_self": d.of(True, False)}
+    # torch refuses the derivative by a source that is larger than the index.
+    same = source.shape == index.shape
+    return Call((x, dim, index, source, reduce), options, gradient=same)
 
 
 @case("index_add.default", "index_copy.default")

@@ -8,6 +8,7 @@ from importlib import import_module
 from bridges.torch.ops.operator import TABLE, Operator
 
 _KINDS = (
+    "activations",
     "attention",
     "convolution",
     "factories",

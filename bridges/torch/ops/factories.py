@@ -79,10 +79,11 @@ def _scalar_tensor(value: Any, dtype: str | None = None) -> jax.Array:
 @operator("arange.start_step", needs=("dtype",))
 def _arange(start: Any, end: Any, step: Any = 1, dtype: str | None = None) -> jax.Array:
     wanted = dtype_of(dtype)
-    if jnp.issubdtype(wanted, jnp.integer):
-        return jnp.asarray(np.arange(int(start), int(end), int(step)), wanted)
-    # torch multiplies in float64 and rounds once, so that no error adds up.
     count = int(np.ceil((end - start) / step))
+    if jnp.issubdtype(wanted, jnp.integer):
+        # torch counts by the numbers as they are given, and cuts start and step to whole ones.
+        return jnp.asarray(int(start) + np.arange(count) * int(step)).astype(wanted)
+    # torch multiplies in float64 and rounds once, so that no error adds up.
     return jnp.asarray(start + np.arange(count, dtype=np.float64) * step, wanted)
 
 

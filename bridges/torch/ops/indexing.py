@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bridges.torch.ops.operator import array, axis_of, dtype_of, floating, operator
+from bridges.torch.ops.operator import absolute, array, axis_of, dtype_of, floating, operator
 
 FILL: Any = "fill"
 
@@ -110,10 +110,36 @@ def _scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> ja
     return at.add(values, mode="drop").reshape(x.shape)
 
 
+def _multiplied(at: Any, values: jax.Array) -> jax.Array:
+    return _product_at(at.array, jnp.broadcast_to(values, at.get().shape), at.index)
+
+
+@jax.custom_jvp
+def _product_at(x: jax.Array, values: jax.Array, index: tuple) -> jax.Array:
+    """Multiply x by values at places that may be equal, of which JAX has no derivative."""
+    return x.at[index].multiply(values, mode="drop")
+
+
+@_product_at.defjvp
+def _product_at_jvp(primals: tuple, tangents: tuple) -> tuple:
+    x, values, index = primals
+    by_x = jnp.ones_like(x).at[index].multiply(values, mode="drop")
+    # By one value: the product of the others, 0 where another of the same place is 0.
+    zero = values == 0
+    safe = jnp.where(zero, 1, values)
+    zeros = jnp.zeros(x.shape, jnp.int32).at[index].add(zero.astype(jnp.int32), mode="drop")
+    alone = zeros.at[index].get(mode=FILL) == zero
+    product = x.at[index].multiply(safe, mode="drop")
+    others = product.at[index].get(mode=FILL, fill_value=0) / safe
+    by_value = jnp.where(alone, others, 0)
+    moved = jnp.zeros_like(x).at[index].add(tangents[1] * by_value, mode="drop")
+    return _product_at(x, values, index), tangents[0] * by_x + moved
+
+
 @operator("scatter.reduce", "scatter.value_reduce")
 def _scatter_with(x: jax.Array, dim: int, index: jax.Array, value: Any, reduce: str) -> jax.Array:
     at, values = _scattered(x, dim, index, value)
-    done = at.add(values, mode="drop") if reduce == "add" else at.multiply(values, mode="drop")
+    done = at.add(values, mode="drop") if reduce == "add" else _multiplied(at, values)
     return done.reshape(x.shape)
 
 
@@ -126,7 +152,9 @@ def _scatter_reduce(
     if not include_self:
         start = _neutral(reduce, x.dtype)
         at = jnp.where(hit > 0, start, at.array).at[at.index]
-    methods = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}
+    if reduce == "prod":
+        return _multiplied(at, values).reshape(x.shape)
+    methods = {"sum": "add", "mean": "add", "amax": "max", "amin": "min"}
     done = getattr(at, methods[reduce])(values, mode="drop")
     if reduce == "mean":
         count = jnp.maximum(hit + int(include_self), 1)
@@ -186,7 +214,7 @@ def _masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Arr
 @operator("masked_select.default", concrete=True)
 def _masked_select(x: jax.Array, mask: jax.Array) -> jax.Array:
     x, mask = jnp.broadcast_arrays(x, mask)
-    return x[np.nonzero(np.asarray(mask))]
+    return x.reshape(-1)[np.nonzero(np.asarray(mask).reshape(-1))]
 
 
 @operator("nonzero.default", concrete=True)
@@ -289,5 +317,5 @@ def _cdist(x: jax.Array, y: jax.Array, p: float = 2.0, compute_mode: Any = None)
     if p == 0:
         return jnp.sum(gap != 0, axis=-1).astype(gap.dtype)
     if p == float("inf"):
-        return jnp.max(jnp.abs(gap), axis=-1)
-    return jnp.sum(jnp.abs(gap) ** p, axis=-1) ** (1 / p)
+        return jnp.max(absolute(gap), axis=-1)
+    return jnp.sum(absolute(gap) ** p, axis=-1) ** (1 / p)

@@ -111,6 +111,12 @@ def is_float(value: Any) -> bool:
     return _kind(value.dtype) == 2
 
 
+def absolute(x: jax.Array) -> jax.Array:
+    """Return the absolute value; at 0 its derivative is 0, as in torch, where JAX has 1."""
+    size = jnp.abs(x)
+    return jnp.where(x == 0, jax.lax.stop_gradient(size), size)
+
+
 def array(value: Any, dtype: Any) -> jax.Array:
     """Return a number or an array in `dtype`; a number beyond 32 bits is their extreme.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -25,36 +26,74 @@ def _places(size: int, kernel: int, stride: int, pad: int, dilation: int, count:
     return np.arange(count)[:, None] * stride - pad + np.arange(kernel) * dilation
 
 
-def _max_pool(
-    x: jax.Array, axes: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+def _padded(options: tuple, sizes: tuple[int, ...]) -> tuple[list[tuple], tuple]:
+    """Return size, kernel, stride, padding, dilation and number of windows, an axis each.
+
+    And by how much each axis is padded at its two ends so that all windows fit.
+    """
+    kernel, stride, padding, dilation, ceil_mode = options
+    found, widths = [], []
+    for parts in zip(sizes, kernel, stride, padding, dilation, strict=True):
+        size, window, step, pad, gap = parts
+        count = _outputs(*parts, ceil_mode)
+        reach = (count - 1) * step + gap * (window - 1) + 1
+        found.append((*parts, count))
+        widths.append((pad, max(reach - size - pad, 0)))
+    return found, tuple(widths)
+
+
+def _lowest(dtype: Any) -> np.ndarray:
+    low = -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+    return np.asarray(low, dtype)
+
+
+def _max_pool(x: jax.Array, options: tuple) -> tuple[jax.Array, jax.Array]:
+    """Return the largest of each window and its place in the flattened input.
+
+    Of equals torch takes the first place, row by row, and of NaN the last. Along one axis after
+    the other, from the last, the same places come out as from whole windows.
+    """
+    sizes = x.shape[-len(options[0]) :]
+    first = x.ndim - len(sizes)
+    parts, widths = _padded(options, sizes)
+    place = jnp.zeros(x.shape, jnp.int32)
+    jump = 1
+    for axis in reversed(range(len(sizes))):
+        here = jnp.arange(sizes[axis], dtype=jnp.int32) * jump
+        place = place + here.reshape(-1, *[1] * (len(sizes) - 1 - axis))
+        jump *= sizes[axis]
+        x, place = _largest_along(x, place, first + axis, parts[axis], widths[axis])
+    return x, place.astype(dtype_of("int64"))
+
+
+def _largest_along(
+    x: jax.Array, place: jax.Array, axis: int, parts: tuple, width: tuple[int, int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the largest of each window and its place in the flattened input."""
-    kernel = spread(kernel, axes)
-    stride = spread(stride, axes) if stride else kernel
-    padding, dilation = spread(padding, axes), spread(dilation, axes)
-    sizes = x.shape[-axes:]
-    counts = [
-        _outputs(*parts, ceil_mode)
-        for parts in zip(sizes, kernel, stride, padding, dilation, strict=True)
-    ]
-    lead = x.shape[: x.ndim - axes]
-    flat = jnp.zeros((), jnp.int32)
-    inside = jnp.ones((), jnp.bool_)
-    for axis, parts in enumerate(
-        zip(sizes, kernel, stride, padding, dilation, counts, strict=True)
-    ):
-        place = _places(*parts)
-        shape = [1] * (2 * axes)
-        shape[axis], shape[axes + axis] = place.shape
-        part = jnp.asarray(place, jnp.int32).reshape(shape)
-        flat = flat * sizes[axis] + part
-        inside = inside & (part >= 0) & (part < sizes[axis])
-    flat = flat.reshape(*counts, -1)
-    inside = inside.reshape(*counts, -1)
-    low = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    rows = x.reshape(*lead, -1)
-    windows = jnp.where(inside, rows[..., jnp.where(inside, flat, 0)], jnp.asarray(low, x.dtype))
-    return _largest(windows, flat)
+    """Return the largest of each window along one axis, and what `place` holds there."""
+    size, window, step, pad, gap, count = parts
+    widths = [(0, 0)] * axis + [width] + [(0, 0)] * (x.ndim - axis - 1)
+    values = jnp.pad(x, widths, constant_values=_lowest(x.dtype))
+    place = jnp.pad(place, widths)
+    where = _places(size, window, step, pad, gap, count)
+    within = ((where >= 0) & (where < size)).reshape(-1, window, *[1] * (x.ndim - axis - 1))
+
+    def part(array: jax.Array, number: int) -> jax.Array:
+        start = number * gap
+        stop = start + (count - 1) * step + 1
+        return jax.lax.slice_in_dim(array, start, stop, step, axis)
+
+    best, found, met = part(values, 0), part(place, 0), within[:, 0]
+    for number in range(1, window):
+        value, inside = part(values, number), within[:, number]
+        take = value > best
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            take = take | jnp.isnan(value)
+        # A window of nothing but the lowest value has its first place within the input.
+        take = (take | ~met) & inside
+        best = jnp.where(take, value, best)
+        found = jnp.where(take, part(place, number), found)
+        met = met | inside
+    return best, found
 
 
 def _largest(windows: jax.Array, flat: Any) -> tuple[jax.Array, jax.Array]:
@@ -69,36 +108,29 @@ def _largest(windows: jax.Array, flat: Any) -> tuple[jax.Array, jax.Array]:
     return values, found.astype(dtype_of("int64"))
 
 
-def _max_pool_values(
-    x: jax.Array, axes: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
-) -> jax.Array:
-    kernel = spread(kernel, axes)
-    stride = spread(stride, axes) if stride else kernel
-    padding, dilation = spread(padding, axes), spread(dilation, axes)
-    if set(dilation) != {1}:
-        # XLA has no derivative of a window with gaps.
-        return _max_pool(x, axes, kernel, stride, padding, dilation, ceil_mode)[0]
-    widths = [(0, 0)] * (x.ndim - axes)
-    for parts in zip(x.shape[-axes:], kernel, stride, padding, dilation, strict=True):
-        size, window, step, pad, gap = parts
-        reach = (_outputs(*parts, ceil_mode) - 1) * step + gap * (window - 1) + 1
-        widths.append((pad, max(reach - size - pad, 0)))
-    ones = (1,) * (x.ndim - axes)
-    low = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _max_pool_values(x: jax.Array, options: tuple) -> jax.Array:
+    """Return the largest of each window in one pass."""
+    kernel, stride, _, dilation, _ = options
+    parts, widths = _padded(options, x.shape[-len(kernel) :])
+    ones = (1,) * (x.ndim - len(kernel))
     pooled = jax.lax.reduce_window(
         x,
-        np.asarray(low, x.dtype),
+        _lowest(x.dtype),
         jax.lax.max,
         ones + kernel,
         ones + stride,
-        widths,
+        ((0, 0),) * len(ones) + widths,
+        window_dilation=ones + dilation,
     )
     # Where the input ends before the padding does, a window too many would fit.
-    counts = [
-        _outputs(*parts, ceil_mode)
-        for parts in zip(x.shape[-axes:], kernel, stride, padding, dilation, strict=True)
-    ]
-    return pooled[(..., *(slice(0, count) for count in counts))]
+    return pooled[(..., *(slice(0, part[-1]) for part in parts))]
+
+
+@_max_pool_values.defjvp
+def _max_pool_values_jvp(options: tuple, primals: tuple, tangents: tuple) -> tuple:
+    # The derivative goes to one of equal values, which XLA's own may take from the other end.
+    return jax.jvp(lambda x: _max_pool(x, options)[0], primals, tangents)
 
 
 def _both(axes: int) -> Any:
@@ -110,8 +142,9 @@ def _both(axes: int) -> Any:
         dilation: Any = 1,
         ceil_mode: bool = False,
     ) -> Any:
-        options = (axes, kernel_size, stride, padding, dilation, ceil_mode)
-        return _MaxPool(x, options)
+        kernel = spread(kernel_size, axes)
+        step = spread(stride, axes) if stride else kernel
+        return _MaxPool(x, (kernel, step, spread(padding, axes), spread(dilation, axes), ceil_mode))
 
     return pool
 
@@ -124,8 +157,8 @@ class _MaxPool:
 
     def __getitem__(self, number: int) -> jax.Array:
         if number:
-            return _max_pool(self._x, *self._options)[1]
-        return _max_pool_values(self._x, *self._options)
+            return _max_pool(self._x, self._options)[1]
+        return _max_pool_values(self._x, self._options)
 
     def __iter__(self) -> Any:
         return iter((self[0], self[1]))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bridges.torch.ops.operator import (
+    absolute,
     array,
     axes_of,
     axis_of,
@@ -147,8 +148,10 @@ def _var(x: jax.Array, dim: Any = None, correction: Any = 1, keepdim: bool = Fal
     axes = axes_of(dim, x.ndim)
     count = math.prod(x.shape[axis] for axis in axes)
     correction = 1 if correction is None else correction
-    centre = jnp.mean(x, axis=axes, keepdims=True)
-    power = jnp.abs(x - centre) ** 2
+    offset = x - jnp.mean(x, axis=axes, keepdims=True)
+    # The mean is rounded: without what it missed the variance of equal numbers would not be 0.
+    missed = jax.lax.stop_gradient(jnp.mean(offset, axis=axes, keepdims=True))
+    power = jnp.abs(offset - missed) ** 2
     total = jnp.sum(power, axis=axes, keepdims=keepdim)
     # torch divides by max(0, N - correction): infinite or NaN where nothing is left.
     return total / jnp.asarray(max(0.0, count - correction), total.dtype)
@@ -161,7 +164,7 @@ def _var_dim(x: jax.Array, dim: Any, unbiased: bool = True, keepdim: bool = Fals
 
 @operator("std.correction")
 def _std(x: jax.Array, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> jax.Array:
-    return jnp.sqrt(_var(x, dim, correction, keepdim))
+    return _smooth_at_zero(_var(x, dim, correction, keepdim), 0.5)
 
 
 @operator("var_mean.correction")
@@ -225,7 +228,7 @@ def _vector_norm(
 ) -> jax.Array:
     x = x if dtype is None else x.astype(dtype_of(dtype))
     axes = axes_of(dim, x.ndim)
-    size = jnp.abs(x)
+    size = absolute(x)
     if ord == 0:
         return jnp.sum((x != 0).astype(size.dtype), axis=axes, keepdims=keepdim)
     if ord == math.inf:
@@ -234,16 +237,23 @@ def _vector_norm(
         return jnp.min(size, axis=axes, keepdims=keepdim)
     if ord == 1:
         return jnp.sum(size, axis=axes, keepdims=keepdim)
-    total = jnp.sum(size * size if ord == 2 else size**ord, axis=axes, keepdims=keepdim)
-    # Where the norm is 0 torch's gradient is 0; the plain root's would be NaN.
-    zero = total == 0
-    root = jnp.where(zero, 1, total)
-    root = jnp.sqrt(root) if ord == 2 else root ** (1 / ord)
-    return jnp.where(zero, 0 if ord > 0 else jnp.inf, root).astype(total.dtype)
+    powers = size * size if ord == 2 else _smooth_at_zero(size, ord)
+    total = jnp.sum(powers, axis=axes, keepdims=keepdim)
+    return _smooth_at_zero(total, 1 / ord).astype(total.dtype)
+
+
+def _smooth_at_zero(x: jax.Array, power: float) -> jax.Array:
+    """Return a power of x >= 0; at 0 its derivative is torch's 0 and not infinite or NaN."""
+    zero = x == 0
+    safe = jnp.where(zero, 1, x)
+    raised = jnp.sqrt(safe) if power == 0.5 else safe**power
+    return jnp.where(zero, 0 if power > 0 else jnp.inf, raised).astype(x.dtype)
 
 
 @operator("histc.default")
 def _histc(x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
+    if not x.size:
+        return jnp.zeros(bins, x.dtype)
     flat = x.reshape(-1)
     low, high = array(min, x.dtype), array(max, x.dtype)
     if min == max:
@@ -258,5 +268,11 @@ def _histc(x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Arr
 
 @operator("bincount.default", concrete=True)
 def _bincount(x: jax.Array, weights: jax.Array | None = None, minlength: int = 0) -> jax.Array:
-    length = max(int(x.max()) + 1 if x.size else 0, minlength)
+    if not x.size:
+        # Of nothing torch counts in integers, whatever the weights are.
+        return jnp.zeros(minlength, dtype_of("int64"))
+    length = max(int(x.max()) + 1, minlength)
+    if weights is not None and weights.dtype != jnp.float32:
+        # torch adds up float32 as such and all else in float64.
+        weights = weights.astype(dtype_of("float64"))
     return jnp.bincount(x, weights, length=length)

@@ -239,7 +239,7 @@ def _roll(x: jax.Array, shifts: Any, dims: Any = ()) -> jax.Array:
 def _unfold(x: jax.Array, dimension: int, size: int, step: int) -> jax.Array:
     axis = axis_of(dimension, x.ndim)
     if x.ndim == 0:
-        return x.reshape(1)
+        return x.reshape(1)[:size]
     starts = jnp.arange(0, x.shape[axis] - size + 1, step)
     places = starts[:, None] + jnp.arange(size)
     taken = jnp.take(x, places.reshape(-1), axis=axis)

@@ -81,7 +81,9 @@ def _searchsorted(
         boundaries = jnp.take_along_axis(boundaries, sorter, axis=-1)
     dtype = promoted(boundaries, x)
     boundaries, x = boundaries.astype(dtype), x.astype(dtype)
-    if boundaries.ndim == 1:
+    if not boundaries.size or not x.size:
+        found = jnp.zeros(x.shape, jnp.int32)
+    elif boundaries.ndim == 1:
         found = jnp.searchsorted(boundaries, x, side=side)
     else:
         rows = boundaries.reshape(-1, boundaries.shape[-1])
