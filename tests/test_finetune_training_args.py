@@ -87,8 +87,8 @@ def test_what_is_set_is_taken_or_named(tmp_path):
     data = "dataloader_drop_last True, dataloader_num_workers 4, dataloader_pin_memory False"
     assert f"not honoured, data: {data}" in notes
     assert "not honoured, save_strategy (it is steps): save_strategy 'best'" in notes
-    assert "metric_for_best_model 'loss'" in notes
-    assert len(read.notes) == 4
+    assert read.values["metric_for_best_model"] == "loss"
+    assert len(read.notes) == 3
     assert "secret" not in notes
 
 
