@@ -98,12 +98,20 @@ def test_labels_stand_where_transformers_example_puts_them(model, data, every):
         assert (batch["labels"][place, len(ids) :] == -100).all()
 
 
-def test_the_first_loss_and_its_gradient_are_transformers(model, data):
+@pytest.fixture
+def two_threads():
+    """Let torch compute in two threads, as it does here by itself, whatever tests ran before."""
     import torch
 
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_first_loss_and_its_gradient_are_transformers(model, data, two_threads):
     # One number is judged beside the gradients, the loss. In a single thread torch's happens to be
     # within a twentieth of an ulp of the truth, where dew's, 3.5 ulps off, is a tenth too far.
-    torch.set_num_threads(2)
     made = learnt("token-classification", model, data)
 
     def loss(theirs, batch, dtype):
