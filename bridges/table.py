@@ -20,7 +20,7 @@ from dew.errors import WeightMismatch, listed, shown
 LAYER, EXPERT = "{layer}", "{expert}"
 ALIGNMENT = 64  # bytes; XLA takes a CPU buffer over without a copy from this alignment on
 CHUNK_BYTES = 8 << 20
-ROWS_AT_ONCE = 64
+TILE, TILE_ROOM = (128, 256), 16
 WORKERS = 2
 # A row past this many layers is not written out name by name when the layers do not fit.
 LISTED_LAYERS = 10_000
@@ -408,32 +408,57 @@ def _fill(
 
 def _copy(source: np.ndarray, target: np.ndarray) -> int:
     """Copy, widening where the dtypes differ, in pieces that stay in the cache for the check."""
+    source = np.asarray(source)
     if not target.ndim:
         target[...] = source
         return not_finite(target)
-    source = np.asarray(source)
+    turned = _turned(source)
+    if turned is not None and target.flags.c_contiguous:
+        return _copy_turned(turned, target.reshape(turned.shape))
     step = max(1, CHUNK_BYTES * len(target) // max(1, target.nbytes))
-    blocks = _blocks(source)
     count = 0
     for begin in range(0, len(target), step):
-        piece, given = target[begin : begin + step], source[begin : begin + step]
-        for block in blocks:
-            _cast(given[block], piece[block])
+        piece = target[begin : begin + step]
+        _cast(source[begin : begin + step], piece)
         count += not_finite(piece)
     return count
 
 
-def _blocks(source: np.ndarray) -> list[Any]:
-    """Return the parts of a tensor's second axis to copy one after the other.
+def _turned(view: np.ndarray) -> np.ndarray | None:
+    """Return the transposed matrix [I, O] that a view shows in other axes; None where it is none.
 
-    A transposed tensor is read at one place of each of its rows: of too many rows at a time, and
-    the processor does not remember where their pages lie.
+    Axes that lie one behind the other in memory count as one.
     """
-    if source.ndim < 2 or source.strides[-1] == source.itemsize:
-        return [...]
-    width = max(1, ROWS_AT_ONCE // max(1, math.prod(source.shape[2:])))
-    starts = range(0, source.shape[1], width)
-    return [(slice(None), slice(start, start + width)) for start in starts]
+    axes: list[tuple[int, int]] = []
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        if axes and axes[-1][1] == size * stride:
+            axes[-1] = (axes[-1][0] * size, stride)
+        elif size != 1:
+            axes.append((size, stride))
+    if len(axes) != 2 or axes[0][1] != view.itemsize or axes[1][1] < axes[0][0] * view.itemsize:
+        return None
+    shape, strides = zip(*axes, strict=True)
+    return np.lib.stride_tricks.as_strided(view, shape, strides, writeable=False)
+
+
+def _copy_turned(source: np.ndarray, target: np.ndarray) -> int:
+    """Copy a transposed matrix [I, O] in tiles, each read along its rows before it is turned.
+
+    Its rows often lie a power of two apart, where the processor's cache holds few lines at once;
+    those of a tile do not.
+    """
+    rows, columns = TILE
+    held = np.empty((rows, columns + TILE_ROOM), target.dtype)
+    count = 0
+    for row in range(0, source.shape[1], rows):
+        for column in range(0, len(source), columns):
+            place = (slice(column, column + columns), slice(row, row + rows))
+            given = source[place].T
+            tile = held[: len(given), : given.shape[1]]
+            _cast(given, tile)
+            count += not_finite(tile)
+            target[place] = tile.T
+    return count
 
 
 def _cast(source: np.ndarray, target: np.ndarray) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from bridges.moves import (
     KEEP,
+    TAPS,
     TRANSPOSE,
     merge_heads,
     merge_rows,
@@ -112,6 +113,29 @@ def test_a_move_is_a_view_and_its_own_inverse(move, theirs, ours):
     assert moved.shape == ours
     assert np.shares_memory(moved, w)
     assert np.array_equal(move.out(np.ascontiguousarray(moved)), w)
+
+
+@pytest.mark.parametrize(
+    ("move", "shape"),
+    [
+        (TRANSPOSE, (600, 129)),
+        (TRANSPOSE, (129, 600)),
+        (TRANSPOSE, (1, 3)),
+        (split_heads(3), (300, 530)),
+        (merge_heads(3), (530, 300)),
+        (TAPS, (150, 260, 3)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_matrices_larger_than_a_tile_are_turned_whole(move, shape, dtype):
+    """Against numpy's own transpose; a NaN in the last tile is counted."""
+    given = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    given[(-1,) * given.ndim] = np.nan
+    moved = move.into(given).astype(np.float32)
+    shapes = {"k": jax.ShapeDtypeStruct((1, *moved.shape), np.float32)}
+    with pytest.warns(UserWarning, match="h.0: 1"):
+        tree = into_tree([Row("h.{layer}", "k", move)], Arrays({"h.0": given}), shapes, None)
+    np.testing.assert_array_equal(np.asarray(tree["k"][0]), moved)
 
 
 def test_split_heads_computes_torchs_linear():
