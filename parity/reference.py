@@ -278,6 +278,10 @@ def _forget_lengths(model: Any) -> None:
 
 
 def _array(tensor: Any) -> np.ndarray:
+    import torch
+
+    # numpy has no bfloat16; float32 holds each of its values.
+    tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     return tensor.detach().cpu().numpy().copy()
 
 

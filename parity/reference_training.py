@@ -19,6 +19,36 @@ def token_losses(model: Any, rows: Tokens) -> np.ndarray:
         return _token_losses(model, rows).cpu().numpy()
 
 
+def strided_loss(model: Any, tokens: np.ndarray, *, window: int, stride: int) -> float:
+    """Return the mean loss in nats of a text in overlapping windows, by Hugging Face's recipe.
+
+    Args:
+        model: a causal language model of `Checkpoint.model`.
+        tokens: ids [T].
+        window: tokens of a window; those that an earlier window held get the label -100.
+        stride: tokens between the beginnings of windows.
+
+    Source: transformers' documentation, "Perplexity of fixed-length models".
+    """
+    import torch
+
+    ids = torch.from_numpy(np.asarray(tokens, np.int64))[None]
+    nats, counted, scored = 0.0, 0, 0
+    for begin in range(0, ids.shape[1], stride):
+        end = min(begin + window, ids.shape[1])
+        labels = ids[:, begin:end].clone()
+        labels[:, : -(end - scored)] = -100
+        scored = end
+        # The model moves labels by one, so that the first of a window is no target.
+        targets = int((labels[:, 1:] != -100).sum())
+        with torch.no_grad(), precision_of(model):
+            loss = model(input_ids=ids[:, begin:end], labels=labels).loss
+        nats, counted = nats + float(loss) * targets, counted + targets
+        if end == ids.shape[1]:
+            break
+    return nats / counted
+
+
 def loss_and_gradients(model: Any, batch: Tokens | Directed) -> tuple[float, dict[str, np.ndarray]]:
     """Return the loss of a batch and each parameter's gradient by name.
 
@@ -52,29 +82,59 @@ def adamw_steps(
     """
     import torch
 
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        foreach=False,
-    )
+    # A weight is stepped, and its gradient dropped, as soon as the backward pass has it: all
+    # gradients at once would take as much room as the weights.
+    optimizers = {
+        tensor: torch.optim.AdamW(
+            [tensor],
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            foreach=False,
+        )
+        for tensor in model.parameters()
+        if tensor.requires_grad
+    }
+
+    def stepped(tensor: Any) -> None:
+        optimizers[tensor].step()
+        tensor.grad = None
+
+    hooks = [tensor.register_post_accumulate_grad_hook(stepped) for tensor in optimizers]
     losses = []
     for batch in batches:
-        optimizer.zero_grad(set_to_none=True)
         with precision_of(model):
             loss = _loss(model, batch)
             loss.backward()
-        optimizer.step()
         losses.append(float(loss.detach()))
+    for hook in hooks:
+        hook.remove()
+    moments = {
+        tensor: optimizer.state[tensor].pop("exp_avg_sq")
+        for tensor, optimizer in optimizers.items()
+        if optimizer.state
+    }
+    optimizers.clear()
     weight = 1 - settings.beta2 ** len(batches)
     sizes = {
-        name: (optimizer.state[tensor]["exp_avg_sq"] / weight).sqrt()
+        name: moments[tensor].div_(weight).sqrt_()
         for name, tensor in model.named_parameters()
-        if tensor in optimizer.state
+        if tensor in moments
     }
     return losses, as_stored(model, sizes)
+
+
+def loss_and_mass(model: Any, batch: Tokens | Directed) -> tuple[Any, float]:
+    """Return the summed loss of a batch, to be called under `precision_of`, and what it counts.
+
+    Args:
+        model: from `Checkpoint.fresh_model`.
+        batch: tokens, each of which counts; or inputs with directions, which count as one.
+    """
+    if isinstance(batch, Tokens):
+        return _token_losses(model, batch).sum(), float(_counted(batch.attention_mask).sum())
+    return _loss(model, batch), 1.0
 
 
 def _loss(model: Any, batch: Tokens | Directed) -> Any:

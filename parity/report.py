@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from parity.check import Figure, Skipped, Verdict
+from parity.check import NOT_PROVEN, Figure, Skipped, Verdict
+from parity.evidence import Certificate
+from parity.watcher import Watcher
 
 NAME, SUBJECT = 20, 18
 
@@ -14,8 +16,8 @@ NAME, SUBJECT = 20, 18
 class Printer:
     """Writes verdicts to a stream.
 
-    A terminal shows a status line while a check runs and a coloured table at the end; anything
-    else gets one plain line a verdict, so that a log stays readable.
+    A terminal shows a bar while the checks run and a coloured table at the end; anything else gets
+    one plain line a verdict, so that a log stays readable.
 
     Args:
         stream: where to write.
@@ -23,30 +25,43 @@ class Printer:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._live = stream.isatty()
-        self._status = _Status(stream) if self._live else None
+        self._live = _Live(stream) if stream.isatty() else None
+
+    @property
+    def watcher(self) -> Watcher:
+        """What tells this printer of a run."""
+        return Watcher(self.begun, self.seen, self.skipped)
+
+    def begun(self, check: str, subject: str, share: float) -> None:
+        """Take notice of a check that begins, and of the share of all that is done."""
+        if self._live is not None:
+            self._live.begun(f"{subject}: {check}", share)
 
     def seen(self, verdict: Verdict) -> None:
         """Take notice of one verdict."""
-        if self._status is not None:
-            self._status.seen(verdict)
-            return
-        print(line(verdict), file=self._stream, flush=True)
+        if self._live is None:
+            print(line(verdict), file=self._stream, flush=True)
 
     def skipped(self, check: Skipped) -> None:
         """Take notice of a check that was not asked."""
-        if self._status is not None:
-            self._status.skipped.append(check)
-            return
-        print(skip_line(check), file=self._stream, flush=True)
+        if self._live is None:
+            print(skip_line(check), file=self._stream, flush=True)
 
-    def finish(self, verdicts: Sequence[Verdict], written: Path | None) -> None:
+    def finish(self, found: Certificate, written: Sequence[Path] = ()) -> None:
         """Show what remains to be shown, and the sum of it all."""
-        if self._status is not None:
-            self._status.table(verdicts)
-        print(summary(verdicts), file=self._stream)
-        if written is not None:
-            print(f"wrote {written}", file=self._stream)
+        if self._live is not None:
+            self._live.table(found)
+        print(summary(found.verdicts), file=self._stream)
+        print(conclusion(found), file=self._stream)
+        for path in written:
+            print(f"wrote {path}", file=self._stream)
+
+    def __enter__(self) -> Printer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
 
 
 class Bar:
@@ -86,11 +101,26 @@ class Bar:
 
 
 def line(verdict: Verdict) -> str:
-    """Return a verdict as one plain line, its reason below it where it did not pass."""
-    mark = "agrees" if verdict.passed else "DIFFERS"
-    head = f"{mark:<8}{verdict.subject:<{SUBJECT}} {verdict.name:<{NAME}}{figures(verdict)}"
-    text = f"{head.rstrip()}  ({verdict.seconds:.1f} s)"
-    return text if verdict.passed else f"{text}\n        {verdict.reason}"
+    """Return a verdict as one plain line, what is known of the difference below it."""
+    head = f"{mark(verdict):<8}{verdict.subject:<{SUBJECT}} {verdict.name:<{NAME}}"
+    text = f"{(head + figures(verdict)).rstrip()}  ({verdict.seconds:.1f} s)"
+    return "\n        ".join([text, *difference(verdict)])
+
+
+def mark(verdict: Verdict) -> str:
+    """Return the word that begins a verdict's line."""
+    if verdict.passed:
+        return "agrees"
+    return "UNKNOWN" if verdict.reason.startswith(NOT_PROVEN) else "DIFFERS"
+
+
+def difference(verdict: Verdict) -> list[str]:
+    """Return what is known of why a check did not pass: the reason, the place, likely causes."""
+    if verdict.passed:
+        return []
+    place = [f"first at {verdict.place}"] if verdict.place else []
+    causes = [f"likely: {'; '.join(verdict.causes)}"] if verdict.causes else []
+    return [verdict.reason, *place, *causes]
 
 
 def skip_line(check: Skipped) -> str:
@@ -110,39 +140,54 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return f"{agreed} of {len(verdicts)} checks agree with torch and transformers ({seconds:.0f} s)"
 
 
-class _Status:
-    """The terminal's side: rich's status line and table."""
+def conclusion(found: Certificate) -> str:
+    """Return the last word: proven, or what was not."""
+    if found.passed:
+        return "proven: every check agrees"
+    if not found.verdicts:
+        return "not proven: no check could be asked"
+    names = list(dict.fromkeys(verdict.name for verdict in found.failed))
+    return f"not proven: {', '.join(names)}"
+
+
+class _Live:
+    """The terminal's side: rich's bar and table."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._console = Console(file=stream)
-        self._status = self._console.status("comparing with torch and transformers ...")
-        self._status.start()
-        self._count = 0
-        self.skipped: list[Skipped] = []
+        columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+        self._bar = Progress(*columns, console=self._console, transient=True)
+        self._task = self._bar.add_task("loading", total=1.0)
+        self._bar.start()
 
-    def seen(self, verdict: Verdict) -> None:
-        self._status.update(f"{self._count} done, last: {verdict.subject} {verdict.name}")
+    def begun(self, what: str, share: float) -> None:
+        self._bar.update(self._task, description=what, completed=share)
 
-    def table(self, verdicts: Sequence[Verdict]) -> None:
+    def stop(self) -> None:
+        self._bar.stop()
+
+    def table(self, found: Certificate) -> None:
         from rich.markup import escape
         from rich.table import Table
 
-        self._status.stop()
+        self.stop()
         table = Table("", "subject", "check", "figures", "seconds")
-        for verdict in verdicts:
-            mark = "[green]agrees" if verdict.passed else "[red]DIFFERS"
-            told = figures(verdict) if verdict.passed else verdict.reason
+        for verdict in found.verdicts:
+            colour = "green" if verdict.passed else "red"
+            told = figures(verdict) if verdict.passed else "\n".join(difference(verdict))
             table.add_row(
-                mark,
+                f"[{colour}]{mark(verdict)}",
                 escape(verdict.subject),
                 escape(verdict.name),
                 escape(told),
                 f"{verdict.seconds:.1f}",
             )
-        for check in self.skipped:
-            table.add_row("skipped", escape(check.subject), escape(check.name), check.reason, "")
+        for check in found.skipped:
+            row = ("skipped", escape(check.subject), escape(check.name), escape(check.reason), "")
+            table.add_row(*row)
         self._console.print(table)
 
 

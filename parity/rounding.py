@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from parity.check import Figure, Finding
+from parity.plot import BARS, Plot
 
 TWICE = 2.0
 ULP = float(np.finfo(np.float32).eps)
 RULE = "float32 error <= 2 x torch's float32 error + 1 ulp of scale, against float64 torch"
 SHOWN = 4
+NEAR = 4.0
+"""How many times what is allowed an error may be and still be looked at over several draws."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,53 @@ def deviations(
     ]
 
 
+@dataclass(frozen=True)
+class Draw:
+    """The deviations of one draw of inputs.
+
+    Args:
+        parts: one a tensor.
+        figures: what else is reported of the draw.
+    """
+
+    parts: tuple[Deviation, ...]
+    figures: Mapping[str, Figure]
+
+    @property
+    def is_near(self) -> bool:
+        """Whether no error is more than `NEAR` times what is allowed."""
+        return all(part.excess <= NEAR for part in self.parts)
+
+    def joined(self, others: Sequence[Finding]) -> Finding:
+        """Return the finding on this draw and others, each error the root mean square of all.
+
+        A draw that found something else than rounded numbers is the finding.
+        """
+        draws: list[Draw] = [self]
+        for other in others:
+            if not isinstance(other.rounding, Draw):
+                return other
+            draws.append(other.rounding)
+        parts = zip(*(draw.parts for draw in draws), strict=True)
+        return judged([_together(same) for same in parts], **self.figures, draws=len(draws))
+
+
+def _together(parts: Sequence[Deviation]) -> Deviation:
+    """Return the deviation of a tensor over several draws."""
+    ours, torch = (
+        float(np.sqrt(np.mean(np.square(errors))))
+        for errors in ([part.ours for part in parts], [part.torch for part in parts])
+    )
+    return Deviation(
+        parts[0].name,
+        ours,
+        torch,
+        float(np.mean([part.scale for part in parts])),
+        max(part.ours_largest for part in parts),
+        max(part.torch_largest for part in parts),
+    )
+
+
 def judged(found: Sequence[Deviation], **more: Figure) -> Finding:
     """Return the finding on several tensors: all must be within the rule.
 
@@ -132,13 +182,27 @@ def judged(found: Sequence[Deviation], **more: Figure) -> Finding:
         "by_largest_error": max(part.largest_excess for part in found),
         **more,
     }
+    plots = (_drawn(found),)
+    draw = Draw(tuple(found), more)
     if not failing:
-        return Finding(True, figures)
+        return Finding(True, figures, plots=plots, rounding=draw)
     named = sorted(failing, key=_order, reverse=True)[:SHOWN]
     lines = [
         f"{part.name} is off by {part.ours:.2e} (allowed {part.allowed:.2e})" for part in named
     ]
-    return Finding(False, figures, f"{len(failing)} of {len(found)} differ: " + "; ".join(lines))
+    reason = f"{len(failing)} of {len(found)} differ: " + "; ".join(lines)
+    return Finding(False, figures, reason, plots=plots, rounding=draw)
+
+
+def _drawn(found: Sequence[Deviation]) -> Plot:
+    """Return the errors of each tensor beside torch's own and what is allowed."""
+    lines = {
+        "dew": [part.ours for part in found],
+        "torch": [part.torch for part in found],
+        "allowed": [part.allowed for part in found],
+    }
+    places = [part.name for part in found]
+    return Plot("errors", "tensor", "root mean square error", lines, places, BARS, True)
 
 
 def _order(part: Deviation) -> float:

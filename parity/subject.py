@@ -102,12 +102,34 @@ class Subject:
             return "the checkpoint has no tokenizer"
         if check == "perplexity" and not self.causal:
             return f"{self.bundle.family} is no causal language model"
+        if check == "sampled" and not self.causal:
+            return f"{self.bundle.family} is no causal language model"
+        if check in ("dtypes", "adapters") and self.traced:
+            return f"{self.bundle.family} has no native family, and what is traced is asked not"
+        if check == "adapters" and not self.adaptable:
+            return f"{self.bundle.family} has no linear maps in its layers"
+        if check == "processor" and not self.prepares:
+            return "the checkpoint has no processor of images or sounds"
         if check in ("greedy", "beams") and not self.writes:
             return f"{self.bundle.family} has no generate in transformers either"
         masked = names & {"attention_mask", "decoder_attention_mask"}
         if check == "padding" and not (masked and names & UNEVEN):
             return f"{self.bundle.family} takes no attention_mask"
         return ""
+
+    @property
+    def adaptable(self) -> bool:
+        """Whether low-rank adapters fit a native model's layers."""
+        from bridges.adapters import places
+
+        return not self.traced and any(place.layers for place in places(self.bundle))
+
+    @property
+    def prepares(self) -> bool:
+        """Whether the checkpoint brings what prepares images or sounds."""
+        from parity.checks.processor import parts_of
+
+        return any(part is not None for part in parts_of(self.bundle.processor))
 
     @property
     def writes(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from dew.objectives.base import Objective, Ratio
 from parity import inputs as model_inputs
 from parity.packing import Directed, Documents, Tokens, packed, single_rows
+from parity.recipes import ACCUMULATION, UPDATES, WARMUP, Recipe
 from parity.reference import AdamW, flat_outputs
 from parity.subject import Subject
 
@@ -129,12 +130,76 @@ def adamw_steps(
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
     )
-    step = jax.jit(microstep(objective, optimizer, accumulation=1))
+    step = jax.jit(microstep(objective, optimizer, accumulation=1), donate_argnums=0)
     state = first_state(
         dict(subject.bundle.variables), optimizer, key=jax.random.key(0), ema=None, accumulation=1
     )
+    # A copy, which each step may overwrite: the bundle is asked for more.
+    state = jax.tree.map(lambda leaf: leaf.copy(), state)
     losses = []
     for part in asked:
         state, report = step(state, {}, training_batch(subject, part))
         losses.append(float(report["total"]) / float(report["mass"]))
     return losses, state.params["params"]
+
+
+def loss_curve(
+    subject: Subject, windows: Sequence[Sequence[Documents | Directed]], recipe: Recipe
+) -> list[float]:
+    """Train a subject's weights, and return its loss before each update.
+
+    Args:
+        subject: whose bundle is trained; it is not changed.
+        windows: the microbatches of each update, in turn as often as there are updates; all of
+            one shape.
+        recipe: how.
+    """
+    import jax
+
+    from dew.training.optimizers import optimizer
+    from dew.training.schedules import learning_rate
+    from dew.training.state import first_state
+    from dew.training.step import microstep
+
+    objective = _objective(subject, windows[0][0])
+    named: dict[str, Any] = dict(recipe.arguments)
+    given = {"epsilon": named.pop("eps")} if recipe.name == "adamw" else {}
+    chain = optimizer(
+        recipe.name,
+        learning_rate(recipe.learning_rate, recipe.schedule, WARMUP, UPDATES),
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        arguments=named,
+        **given,
+    )
+    step = jax.jit(microstep(objective, chain, accumulation=ACCUMULATION))
+    state = first_state(
+        dict(subject.bundle.variables),
+        chain,
+        key=jax.random.key(0),
+        ema=None,
+        accumulation=ACCUMULATION,
+    )
+    losses = []
+    for update in range(UPDATES):
+        reports = []
+        for part in windows[update % len(windows)]:
+            state, report = step(state, {}, training_batch(subject, part))
+            reports.append(report)
+        total, mass = (sum(float(part[name]) for part in reports) for name in ("total", "mass"))
+        losses.append(total / mass)
+    return losses
+
+
+def undecayed_names(subject: Subject) -> list[str]:
+    """Return the names, in the files, of the weights that dew's optimizers leave undecayed."""
+    import jax
+
+    from dew.training.optimizers import decayed
+
+    params = subject.bundle.variables["params"]
+    decays = jax.tree.map(
+        lambda leaf, kept: np.full(leaf.shape, float(kept), np.float32), params, decayed(params)
+    )
+    named = subject.by_torch_name(decays)
+    return [name for name, value in named.items() if not value.any()]

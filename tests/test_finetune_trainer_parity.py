@@ -1,4 +1,4 @@
-"""Whole runs of two tasks against transformers.Trainer: loss curves, and weights by float64."""
+"""Whole runs of three tasks against transformers.Trainer: loss curves, and weights by float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import SENTENCES
+from helpers import SENTENCES, write_llama
 from safetensors.numpy import load_file
 from task_proof import learnt, write_bert, write_t5
 
@@ -36,11 +36,23 @@ def write_data(folder: Path, task: str) -> Path:
     for number, text in enumerate(texts):
         if task == "seq2seq":
             rows.append({"input": text, "target": texts[-number][: 10 + 4 * number]})
+        elif task == "causal-lm":
+            rows.append({"text": text})
         else:
             rows.append({"text": text, "label": LABELS[number % 3 > 0]})
     path = folder / "train.json"
     path.write_text(json.dumps(rows))
     return path
+
+
+def as_transformers(batch: dict) -> dict:
+    """Return a batch of token rows by the names of transformers, a document a row."""
+    if "text" not in batch:
+        return batch
+    real = batch["segments"] > 0
+    labels = np.where(real, batch["text"], -100)
+    labels[:, 0] = -100  # not predicted by anything; so the count of labels is that of targets
+    return {"input_ids": batch["text"], "attention_mask": real, "labels": labels}
 
 
 def by_trainer(folder: Path, batches: list[dict], out: Path, precision: str) -> tuple[list, dict]:
@@ -56,10 +68,14 @@ def by_trainer(folder: Path, batches: list[dict], out: Path, precision: str) -> 
     def summed(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
         # Their models divide by the labels of a microbatch, not by those of the whole update.
         logits = outputs["logits"]
+        if shifted:
+            logits, labels = logits[:, :-1], labels[:, 1:]
         flat = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
         total = torch.nn.functional.cross_entropy(*flat, reduction="sum", ignore_index=-100)
         return total / num_items_in_batch
 
+    shifted = "text" in batches[0]
+    batches = [as_transformers(batch) for batch in batches]
     checkpoint = reference.Checkpoint(folder, own_class=True)
     model = checkpoint.fresh_model(precision)
     arguments = TrainingArguments(
@@ -97,10 +113,14 @@ def by_trainer(folder: Path, batches: list[dict], out: Path, precision: str) -> 
     return losses, reference.tensors(model)
 
 
-@pytest.mark.parametrize("task", ["text-classification", "seq2seq"])
+@pytest.mark.parametrize("task", ["causal-lm", "text-classification", "seq2seq"])
 def test_a_run_is_transformers_trainers(task, tmp_path):
+    more = ()
     if task == "seq2seq":
         model = write_t5(tmp_path / "model")
+    elif task == "causal-lm":
+        model = write_llama(tmp_path / "model")
+        more = ("--no_packing", "--max_length", 32)
     else:
         model = write_bert(tmp_path / "model", "BertForSequenceClassification", LABELS)
     data, out = write_data(tmp_path, task), tmp_path / "out"
@@ -108,12 +128,12 @@ def test_a_run_is_transformers_trainers(task, tmp_path):
     words += ["--max_steps", UPDATES, "--gradient_accumulation_steps", ACCUMULATION]
     words += ["--per_device_train_batch_size", ROWS, "--learning_rate", RATE]
     words += ["--adam_epsilon", EPSILON, "--weight_decay", DECAY, "--logging_steps", 1]
-    words += ["--save_strategy", "no", "--no_certify", "--quiet"]
+    words += ["--save_strategy", "no", "--no_certify", "--quiet", *more]
     assert main([str(word) for word in words]) == 0
     records = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     ours = [record["loss"] for record in records if "loss" in record]
 
-    made = learnt(task, model, data, rows=ROWS)
+    made = learnt(task, model, data, *more, rows=ROWS)
     stream = made.data.train(DataPartition())
     batches = [next(stream) for _ in range(UPDATES * ACCUMULATION)]
     single, singles = by_trainer(model, batches, tmp_path / "single", reference.SINGLE)

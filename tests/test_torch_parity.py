@@ -18,7 +18,7 @@ import bridges
 import dew
 from dew.errors import InputRefused
 from parity.check import judge
-from parity.running import CHECKS, certify, load_check
+from parity.running import CHECKS, FULL, certify, load_check
 from parity.subject import load_subject
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*no native family")]
@@ -167,9 +167,11 @@ def test_checks_that_do_not_fit_are_left_out_with_their_reason(subjects):
     assert [name for name in CHECKS if not subject.why_not(name)] == [
         "weights",
         "logits",
+        "hidden states",
         "padding",
         GRADIENT,
         "update",
+        "loss curve",
         "export",
         "round trip",
     ]
@@ -183,9 +185,10 @@ def test_certify_writes_verdicts_and_what_was_left_out(subjects):
     report = json.loads((subject.source / "parity.json").read_text())
     assert report["passed"]
     assert {check["name"] for check in report["skipped"]} == {
-        *("tokenizer", "greedy", "beams", "perplexity")
+        *("tokenizer", "processor", "greedy", "beams", "sampled", "perplexity")
     }
-    assert len(report["verdicts"]) == len(CHECKS) - 4
+    asked = set(CHECKS) - FULL - {check["name"] for check in report["skipped"]}
+    assert {found["name"] for found in report["verdicts"]} == asked
 
 
 def test_a_task_that_a_traced_model_does_not_do_is_refused(subjects):

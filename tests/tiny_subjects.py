@@ -17,9 +17,9 @@ class TinySubjects(dict[str, Subject]):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._folder = folder
+        self.folder = folder
         reference.run_alone()
 
     def __missing__(self, name: str) -> Subject:
-        self[name] = tiny.subject(name, self._folder, seed=0)
+        self[name] = tiny.subject(name, self.folder, seed=0)
         return self[name]

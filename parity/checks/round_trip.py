@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,8 @@ SPELLED_TWICE = {"original_max_position_embeddings", "partial_rotary_factor", "r
 SPELLED_TWICE |= {"rope_theta"}
 ROPE = "rope_parameters"
 
+Tensors = dict[str, np.ndarray]
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -43,13 +47,29 @@ class Reading:
         config: its configuration.
         outputs: of one batch, at the real positions.
         complaints: keys that transformers misses, does not expect or finds misshapen.
-        tensors: what the files hold, by name; for a GGUF source what transformers made of it.
+        tensors: what transformers made of a GGUF file, by name; nothing of a folder.
     """
 
     config: Mapping[str, Any]
     outputs: Mapping[str, np.ndarray]
     complaints: tuple[str, ...]
-    tensors: Mapping[str, np.ndarray]
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An export, and the batch whose outputs are compared."""
+
+    folder: Path
+    batch: Inputs
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The export and its source, as transformers reads them."""
+
+    export: Reading
+    source: Reading
 
 
 class RoundTrip:
@@ -58,41 +78,47 @@ class RoundTrip:
     name = "round trip"
     tolerance = "tensors, config and torch's outputs equal; no key missing or unexpected"
 
-    def inputs(self, subject: Subject, seed: int) -> Inputs:
-        """Return the batch whose outputs are compared."""
-        return model_inputs.batch(subject, subject.context, seed)
-
-    def ours(self, subject: Subject, inputs: Inputs) -> Reading:
-        """Export the checkpoint anew, and return what transformers reads of that."""
+    def inputs(self, subject: Subject, seed: int) -> Exported:
+        """Export the checkpoint anew, and return that with a batch."""
         import bridges
 
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "exported"
-            bridges.export(subject.bundle, path, verify=False)
-            return _reading(reference.Checkpoint(path, subject.checkpoint.own_class), inputs)
+        folder = tempfile.mkdtemp(prefix="dew-parity-")
+        # It is there until the check is gone: transformers reads it in another process.
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        path = Path(folder) / "exported"
+        bridges.export(subject.bundle, path, verify=False)
+        return Exported(path, model_inputs.batch(subject, subject.context, seed))
 
-    def reference(self, subject: Subject, inputs: Inputs) -> Reading:
-        """Return what transformers reads of the source."""
-        return _reading(subject.checkpoint, inputs)
+    def ours(self, subject: Subject, inputs: Exported) -> tuple[Tensors, Tensors]:
+        """Return what the files of the export and those of the source hold, by name."""
+        return stored_tensors(inputs.folder), stored_tensors(subject.source)
 
-    def compare(self, ours: Reading, reference: Reading) -> Finding:
+    def reference(self, subject: Subject, inputs: Exported) -> Readings:
+        """Return what transformers reads of both."""
+        export = reference.Checkpoint(inputs.folder, subject.checkpoint.own_class)
+        return Readings(_reading(export, inputs.batch), _reading(subject.checkpoint, inputs.batch))
+
+    def compare(self, ours: tuple[Tensors, Tensors], reference: Readings) -> Finding:
         """Name every difference."""
-        problems = [*ours.complaints, *tensor_problems(ours.tensors, reference.tensors)]
-        keys = (set(ours.config) | set(reference.config)) - UNCOMPARED - {ROPE}
-        keys -= {key for key in SPELLED_TWICE if reference.config.get(key) is None}
-        problems += _rope_problems(ours.config, reference.config)
+        exported, stored = ours
+        export, source = reference.export, reference.source
+        wanted = stored or source.tensors
+        keys = (set(export.config) | set(source.config)) - UNCOMPARED - {ROPE}
+        keys -= {key for key in SPELLED_TWICE if source.config.get(key) is None}
+        problems = [*export.complaints, *tensor_problems(exported, wanted)]
+        problems += _rope_problems(export.config, source.config)
         problems += [
-            f"config {key}: exported {ours.config.get(key)!r:.40}, "
-            f"source {reference.config.get(key)!r:.40}"
+            f"config {key}: exported {export.config.get(key)!r:.40}, "
+            f"source {source.config.get(key)!r:.40}"
             for key in sorted(keys)
-            if not _same_value(ours.config.get(key), reference.config.get(key))
+            if not _same_value(export.config.get(key), source.config.get(key))
         ]
         problems += [
             f"transformers' {name} of the export differs from the source's"
-            for name, value in reference.outputs.items()
-            if not np.array_equal(ours.outputs[name], value, equal_nan=True)
+            for name, value in source.outputs.items()
+            if not np.array_equal(export.outputs[name], value, equal_nan=True)
         ]
-        figures = {"tensors": len(reference.tensors), "config_keys": len(keys)}
+        figures = {"tensors": len(wanted), "config_keys": len(keys)}
         return Finding(not problems, figures, told(problems))
 
 
@@ -119,5 +145,5 @@ def _reading(checkpoint: reference.Checkpoint, batch: Inputs) -> Reading:
         reference.config(model),
         model_inputs.real(reference.outputs(model, batch), batch),
         tuple(complaints(checkpoint.loading_info())),
-        stored_tensors(checkpoint.source) or reference.tensors(model),
+        reference.tensors(model) if checkpoint.source.is_file() else {},
     )

@@ -66,13 +66,16 @@ class Update:
         lonely = sorted(set(kept) - set(ours.weights))
         if lonely:
             return Finding(False, {}, f"dew has no counterpart of {lonely[0]}")
-
-        def picked(side: Trained) -> dict[str, np.ndarray]:
-            return {name: side.weights[name][mask] for name, mask in kept.items()}
-
+        sides = (ours, single, exact)
+        # One tensor at a time: all that is picked would take as much room as the weights.
+        found = [
+            part
+            for name, mask in kept.items()
+            for part in deviations(*({name: side.weights[name][mask]} for side in sides))
+        ]
         undirected = sum(int((~mask).sum()) for mask in exact.directed.values())
         return judged(
-            deviations(picked(ours), picked(single), picked(exact)),
+            found,
             last_loss=ours.losses[-1],
             last_loss_torch=exact.losses[-1],
             undirected_values=undirected,
@@ -84,4 +87,5 @@ def _trained(subject: Subject, precision: str, batches: list[Tokens | Directed])
     losses, sizes = reference_training.adamw_steps(model, batches, SETTINGS)
     least = ULP * max(float(size.max()) for size in sizes.values())
     directed = {name: size >= least for name, size in sizes.items()}
+    del sizes  # as large as the weights, and no more needed
     return Trained(reference.tensors(model), losses, directed)
