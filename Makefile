@@ -49,7 +49,7 @@ lint: $(VENV)/.lint
 	$(BIN)/pyright
 
 bench: $(VENV)/.test        ## time ratios against transformers; run with nothing else going on
-	for file in forward train_step greedy_decode load_safetensors bert_base embeddings vision fit_overhead trackers metrics; do \
+	for file in forward train_step decode load_safetensors bert_base embeddings pipelines vision fit_overhead trackers metrics; do \
 	  $(BIN)/python benchmarks/$$file.py || exit 1; done
 
 clean:

@@ -7,7 +7,7 @@ sentence-transformers does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,15 @@ class Encoder:
 
     def flops(self) -> float:
         """Return the FLOPs of one pass over the texts' real tokens."""
-        dense = 4 * self.features**2 + 2 * self.features * self.mlp_features
-        lengths = np.array([len(text.split()) + 2 for text in texts()], np.float64)
-        attention = 4 * self.features * np.square(lengths).sum()
-        return float(self.layers * (2 * dense * lengths.sum() + attention))
+        return encoder_flops(texts(), self.layers, self.features, self.mlp_features)
+
+
+def encoder_flops(given: Sequence[str], layers: int, features: int, mlp_features: int) -> float:
+    """Return the FLOPs of one pass of an encoder over texts, a token a word and two more."""
+    dense = 4 * features**2 + 2 * features * mlp_features
+    lengths = np.array([len(text.split()) + 2 for text in given], np.float64)
+    attention = 4 * features * np.square(lengths).sum()
+    return float(layers * (2 * dense * lengths.sum() + attention))
 
 
 def texts() -> list[str]:
@@ -65,26 +70,27 @@ def dew(encoder: Encoder) -> Callable[[], Any]:
 
 def torch_eager(encoder: Encoder) -> Callable[[], Any]:
     """Return a run of transformers', the texts as they come."""
-    return _torch_run(encoder, texts())
+    return torch_vectors(encoder.folder, texts())
 
 
 def torch_sorted(encoder: Encoder) -> Callable[[], Any]:
     """Return a run of transformers', the longest texts first."""
-    return _torch_run(encoder, sorted(texts(), key=len, reverse=True))
+    return torch_vectors(encoder.folder, sorted(texts(), key=len, reverse=True))
 
 
-def _torch_run(encoder: Encoder, given: list[str]) -> Callable[[], Any]:
+def torch_vectors(folder: Path, given: Sequence[str]) -> Callable[[], Any]:
+    """Return a run that makes unit vectors of texts with transformers, in the order given."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(encoder.folder)
-    model = AutoModel.from_pretrained(encoder.folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder).eval()
 
     def run() -> Any:
         found = []
         for first in range(0, len(given), BATCH):
             inputs = tokenizer(
-                given[first : first + BATCH],
+                list(given[first : first + BATCH]),
                 padding=True,
                 truncation=True,
                 max_length=LONGEST,

@@ -22,8 +22,16 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 GEMM_SIZE = 2048
-WARM, BLOCK = 2, 5
 ANSWER = "seconds:"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a side's turns go: runs that are not counted, timed runs, and timed runs in all."""
+
+    warm: int = 2
+    block: int = 5
+    least: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,8 @@ def run_benchmark(
     against: str,
     work: Callable[[str], float],
     description: str,
+    pace: Mapping[str, Pace] | None = None,
+    without: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Measure every side on every shape in one process, and print the table.
 
@@ -88,6 +98,8 @@ def run_benchmark(
         against: the side that ratios are taken of.
         work: FLOPs of one run on the shape of a name.
         description: of the command line's help.
+        pace: of the shapes whose runs are not of the usual length, by their names.
+        without: the sides that say nothing on a shape, by its name.
     """
     options = arguments(description)
     if options.alone:
@@ -96,10 +108,13 @@ def run_benchmark(
         return
     rows = []
     for name in options.shape or shapes:
-        processes = {side: _Side(script, name, side) for side in options.side or sides}
-        for _ in range(-(-options.repeats // BLOCK)):
+        left_out, own = (without or {}).get(name, ()), (pace or {}).get(name, Pace())
+        chosen = [side for side in options.side or sides if side not in left_out]
+        processes = {side: _Side(script, name, side) for side in chosen}
+        repeats = own.least or options.repeats
+        for _ in range(-(-repeats // own.block)):
             for process in processes.values():
-                process.block()
+                process.block(own)
         for side, process in processes.items():
             rows.append(Row(name, side, process.timing, work(name), process.finish()))
     report(Path(script).stem, rows, against=against, peak=gemm_peak())
@@ -120,9 +135,9 @@ class _Side:
         self._first = self._ask(1)[0]
         self._seconds: list[float] = []
 
-    def block(self) -> None:
-        """Time `BLOCK` runs after `WARM` that are not counted: a wait cools its memory."""
-        self._seconds.extend(self._ask(WARM + BLOCK)[WARM:])
+    def block(self, pace: Pace) -> None:
+        """Time a block of runs after some that are not counted: a wait cools its memory."""
+        self._seconds.extend(self._ask(pace.warm + pace.block)[pace.warm :])
 
     @property
     def timing(self) -> Timing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dew.errors import InputRefused, UnknownName, nearest
+from dew.inference.compile_cache import cache_directory
 
 CHUNK_BYTES = 2**20
 
@@ -36,16 +36,6 @@ class Asset:
     sha256: str
     unpack: Callable[[Path, Path], None]
     product: str
-
-
-def cache_directory() -> Path:
-    """Return where downloads are kept: DEW_CACHE, else `dew` beside the Hugging Face assets."""
-    if own := os.environ.get("DEW_CACHE"):
-        return Path(own)
-    if assets := os.environ.get("HF_ASSETS_CACHE"):
-        return Path(assets) / "dew"
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    return Path(home) / "assets" / "dew"
 
 
 def cached(name: str) -> Path | None:

@@ -7,17 +7,21 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from text_encoders import FAMILIES
 
+from bridges.loading import read_model
 from dew.errors import InputRefused
 from dew.inference.bundle import Bundle
-from dew.inference.embedding import (
-    encoded,
+from dew.inference.embedding import encoded, sentence_embeddings, text_outputs
+from dew.inference.row_outputs import (
+    FEW_STEPS,
+    Row,
     length_batches,
     padded_batch,
     padded_length,
-    sentence_embeddings,
-    text_outputs,
+    row_outputs,
 )
+from dew.inference.weights_apart import can_be_apart
 from dew.nn.backbones.text_encoder import TextEncoder
 from dew.nn.heads import HeadSpec, SentencePooling, pooled_states, sentence_embedding
 
@@ -45,7 +49,7 @@ def bundle() -> Bundle:
     model = TextEncoder(
         vocab_size=32,
         emb_features=16,
-        num_layers=1,
+        num_layers=2,
         num_heads=2,
         mlp_features=24,
         max_seq_len=24,
@@ -53,7 +57,7 @@ def bundle() -> Bundle:
     )
     generator = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda leaf: generator.standard_normal(leaf.shape).astype(leaf.dtype),
+        lambda leaf: jax.numpy.asarray(generator.standard_normal(leaf.shape), leaf.dtype),
         model.parameter_shapes(),
     )
     processor: Any = Letters()
@@ -67,6 +71,7 @@ def test_lengths_are_padded_by_an_eighth_at_most() -> None:
         assert padded - length < max(8, length / 8)
         assert padded_length(length, limit=512) <= 512
     assert len({padded_length(length) for length in range(1, 513)}) == 32
+    assert len({padded_length(length, steps=FEW_STEPS) for length in range(1, 513)}) == 12
     assert padded_length(23, limit=23) == 23
 
 
@@ -81,7 +86,7 @@ def test_every_row_is_in_one_batch_beside_its_like() -> None:
 
 
 def test_rows_are_padded_on_the_right_and_batches_with_their_last_row() -> None:
-    found = padded_batch([[5, 6], [7]], length=3, count=3, padding=9)
+    found = padded_batch([Row([5, 6]), Row([7])], length=3, count=3, padding=9)
     assert found["input_ids"].tolist() == [[5, 6, 9], [7, 9, 9], [7, 9, 9]]
     assert found["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 0]]
 
@@ -90,7 +95,8 @@ def test_rows_are_padded_on_the_right_and_batches_with_their_last_row() -> None:
 def states(bundle: Bundle) -> list[np.ndarray]:
     """The states of `TEXTS`, all run in one batch padded to the longest row there may be."""
     rows = [Letters().encode(text) for text in TEXTS]
-    inputs = padded_batch(rows, length=24, count=len(rows), padding=PAD)
+    inputs = padded_batch([Row(row) for row in rows], length=24, count=len(rows), padding=PAD)
+    del inputs["token_type_ids"]
     found = np.asarray(bundle(**inputs)["last_hidden_state"])
     return [one[: len(row)] for one, row in zip(found, rows, strict=True)]
 
@@ -134,6 +140,32 @@ def test_what_cannot_be_embedded_is_refused(bundle: Bundle) -> None:
     headed = bundle.replace(model=bundle.model.clone(head="token"))
     with pytest.raises(InputRefused, match="head"):
         sentence_embeddings(headed, ["a"], pooling=MEAN)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "modernbert biased",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("bert", "mpnet", "deberta-v2")),
+    ],
+)
+def test_layers_apart_give_what_the_scanned_stack_gives(family: str) -> None:
+    # MLPs of 2,000 inputs, whose sums are cut on CPU.
+    config = {**FAMILIES[family][1], "intermediate_size": 2000, "model_type": family.split()[0]}
+    model = read_model(config)
+    generator = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: jax.numpy.asarray(0.3 * generator.standard_normal(leaf.shape), leaf.dtype),
+        model.parameter_shapes(),
+    )
+    bundle = Bundle(model=model, variables={"params": params})
+    row = Row([5, 6, 7, 8, 9, 10, 11])
+    assert can_be_apart(bundle)
+    (found,) = row_outputs(bundle, [row])
+    inputs = padded_batch([row], length=8, count=1, padding=PAD)
+    del inputs["token_type_ids"]
+    wanted = np.asarray(bundle(**inputs)["last_hidden_state"])[0, :7]
+    np.testing.assert_allclose(found["last_hidden_state"], wanted, atol=1e-5)
 
 
 def test_poolings_are_those_of_numpy() -> None:

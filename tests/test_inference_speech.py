@@ -142,7 +142,8 @@ def test_draws_depend_on_the_temperature_and_the_seed(whisper: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"return_timestamps": True}, "return_timestamps is True: not computed here"),
+        ({"return_segments": True}, "return_segments is True: not computed here"),
+        ({"prompt_condition_type": "no"}, "prompt_condition_type is 'no'; expected first-segment"),
         ({"temperature": (0.0, 0.5)}, "several are tried on longer sounds"),
         ({"language": "fr"}, "language is 'fr', which this checkpoint has no id for"),
         ({"language": ["en"]}, "names 1 languages for 3 sounds"),
@@ -161,7 +162,7 @@ def test_what_whisper_is_not_asked_is_refused(whisper: Path, options: Any, words
 def test_longer_sounds_and_other_models_are_refused(whisper: Path) -> None:
     bundle = bridges.load(with_config(whisper, {**MANY, "is_multilingual": False}))
     with pytest.raises(InputRefused, match="56 frames, the model hears 28 at a time"):
-        bundle.generate(np.concatenate([SOUNDS, SOUNDS], axis=2))
+        bundle.generate(np.concatenate([SOUNDS, SOUNDS], axis=2), return_timestamps=False)
     with pytest.raises(InputRefused, match="hears English alone"):
         bundle.generate(SOUNDS, language="en")
     bare = bundle.replace(model=bundle.model.clone(head=""))

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dew.inference.choice import without_banned
+from dew.inference.choice import Fixed, Past, ruled
 from dew.inference.generation import GenerationOptions
-from dew.sampling.text import forbid, penalize_repetition
 
 IMPOSSIBLE = np.float32(-1e9)
 """What is added to a score that must not win; as in transformers, whose sums are followed here."""
@@ -34,19 +33,11 @@ class Beams(NamedTuple):
     hopeful: np.ndarray
 
 
-def search(
-    engine: Any,
-    call: Any,
-    choice: Any,
-    prompts: np.ndarray,
-    real: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+def search(call: Any, prompts: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Continue each prompt by beam search.
 
     Args:
-        engine: see `dew.inference.decode.Engine`.
-        call: bundle, settings, limit, source and forced ids of the call.
-        choice: what bears on the choice of a token.
+        call: a `dew.inference.decode.Call`.
         prompts: int32 [N, P].
         real: [N, P], 1 where an id is real.
 
@@ -56,42 +47,52 @@ def search(
     Source: transformers 5's vectorised beam search, whose order of sums and whose rule of when to
     stop is kept, so that the same texts win.
     """
-    settings, limit = call.settings, call.limit
+    engine, settings, limit = call.engine, call.settings, call.limit
     rows, count = len(prompts), settings.num_beams
     prompts, real = np.repeat(prompts, count, axis=0), np.repeat(real, count, axis=0)
     source = jax.tree.map(lambda part: np.repeat(part, count, axis=0), call.source)
+    choice, past = _widened(call.choice, call.past, count)
     filled = engine.fill(call.bundle, prompts, real, limit, source)
     weights, logits, layers = engine.weights(call.bundle), filled.logits, filled.layers
-    visible, positions = jnp.asarray(filled.visible, bool), jnp.asarray(filled.lengths)
-    seen = _seen(choice, prompts, real, logits.shape[-1])
+    visible, positions = jnp.asarray(np.asarray(filled.visible, bool)), jnp.asarray(filled.lengths)
     keep = count * max(2, 1 + len(settings.eos_token_id))
     beams = _start(rows, settings, limit)
     for step in range(limit):
-        forced = _forced(call.forced, step, limit)
-        values, picks = (
-            np.asarray(part)
-            for part in _candidates(
-                keep, logits, jnp.asarray(beams.scores), seen, choice, step, forced
-            )
+        forced = _forced(choice, step, limit)
+        found = _candidates(
+            call.fixed, keep, logits, jnp.asarray(beams.scores), past, choice, step, forced
         )
+        values, picks = (np.asarray(part) for part in found)
         beam, tokens = np.divmod(picks, logits.shape[-1])
         beams, parents = _grown(beams, settings, values, beam, tokens.astype(np.int32), step, limit)
         if parents is None:
             break
         chosen = jnp.asarray(beams.running[:, :, step].reshape(-1))
         visible = visible.at[:, filled.slot + step].set(True)
-        logits, layers, seen = _advanced(
+        logits, layers, past = _advanced(
             engine,
             weights,
             layers,
-            seen,
+            past,
             jnp.asarray(parents),
             chosen,
             positions + step,
             visible,
             jnp.int32(filled.slot + step),
+            choice.width + step,
         )
     return _best(beams, settings)
+
+
+def _widened(choice: Any, past: Past, count: int) -> tuple[Any, Past]:
+    """Return what the rules read of the prompts, for each of their beams."""
+    past = jax.tree.map(lambda part: jnp.repeat(part, count, axis=0), past)
+    source, sourced = choice.source, choice.sourced
+    if source is not None:
+        source = jnp.repeat(source, count, axis=0)
+    if sourced is not None:
+        sourced = (jnp.repeat(jnp.asarray(sourced[0]), count, axis=0), sourced[1])
+    return choice._replace(source=source, sourced=sourced), past
 
 
 def _start(rows: int, settings: GenerationOptions, limit: int) -> Beams:
@@ -188,41 +189,29 @@ def _taken(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     return values[np.arange(len(values))[:, None], index]
 
 
-def _seen(choice: Any, prompts: np.ndarray, real: np.ndarray, vocab_size: int) -> jax.Array:
-    """Return bool [N, V] of the ids that the repetition penalty reads, [N, 0] without one."""
-    seen = np.zeros((len(prompts), vocab_size if choice.penalty is not None else 0), bool)
-    if choice.penalty is not None:
-        for row, kept, ids in zip(seen, real, prompts, strict=True):
-            row[ids[kept != 0]] = True
-    return jnp.asarray(seen)
+def _forced(choice: Any, step: int, limit: int) -> jax.Array | None:
+    found = choice.first if step == 0 else None
+    return choice.last[0] if choice.last is not None and step == limit - 1 else found
 
 
-def _forced(forced: Any, step: int, limit: int) -> jax.Array | None:
-    found = forced.first if step == 0 else None
-    found = forced.last if forced.last is not None and step == limit - 1 else found
-    return None if found is None else jnp.int32(found)
-
-
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _candidates(
+    fixed: Fixed,
     keep: int,
     logits: jax.Array,
     scores: jax.Array,
-    seen: jax.Array,
+    past: Past,
     choice: Any,
     step: jax.Array | int,
     forced: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the best continuations of each row: scores and places in [B * V], both [N, keep]."""
-    scored = jax.nn.log_softmax(logits, axis=-1)
-    if choice.penalty is not None:
-        scored = penalize_repetition(scored, seen, choice.penalty)
-    if choice.minimum is not None:
-        scored = forbid(scored, choice.ends, step < choice.minimum)
-    scored = without_banned(scored, choice, jnp.asarray(step))
+    scored = ruled(jax.nn.log_softmax(logits, axis=-1), fixed, choice, past, jnp.asarray(step))
     if forced is not None:
         scored = jnp.where(jnp.arange(scored.shape[-1]) == forced, 0.0, -jnp.inf)
         scored = jnp.broadcast_to(scored, logits.shape)
+    if fixed.renormalized:
+        scored = jax.nn.log_softmax(scored, axis=-1)
     rows, beams = scores.shape
     summed = scored.reshape(rows, beams, -1) + scores[:, :, None]
     return jax.lax.top_k(summed.reshape(rows, -1), keep)
@@ -233,32 +222,33 @@ def _advanced(
     engine: Any,
     weights: Any,
     layers: Any,
-    seen: jax.Array,
+    past: Past,
     parents: jax.Array,
     tokens: jax.Array,
     positions: jax.Array,
     visible: jax.Array,
     slot: jax.Array,
-) -> tuple[jax.Array, Any, jax.Array]:
-    """Return logits [N * B, V], cache and ids seen after one more token of each beam.
+    column: jax.Array,
+) -> tuple[jax.Array, Any, Past]:
+    """Return logits [N * B, V], cache and past after one more token of each beam.
 
     Args:
-        engine: see `search`.
+        engine: see `dew.inference.engine.Engine`.
         weights: what it reads.
         layers: its cache.
-        seen: see `_seen`.
+        past: what the rules read.
         parents: [N, B], the beam of its row that each goes on from.
         tokens: int32 [N * B].
         positions: int32 [N * B].
         visible: bool [N * B, S].
         slot: where the tokens go.
+        column: where they go in `past`.
     """
     rows, beams = parents.shape
     index = (jnp.arange(rows)[:, None] * beams + parents).reshape(-1)
-    layers, seen = engine.reordered(layers, index), seen[index]
+    layers = engine.reordered(layers, index)
+    past = past.reordered(index).grown(tokens, column)
     logits, layers = engine.step(
         weights, layers, tokens=tokens, positions=positions, visible=visible, slot=slot
     )
-    if seen.shape[-1]:
-        seen = seen.at[jnp.arange(len(tokens)), tokens].set(True)
-    return logits, layers, seen
+    return logits, layers, past

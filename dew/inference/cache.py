@@ -9,12 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dew.inference.step import decode_steps
+from dew.inference.weights import DecodeWeights
 from dew.nn.attention import KVCache, causal_mask
 from dew.nn.block import Block
 from dew.typing import Variables
 
 SMALLEST_BUCKET = 16
 LARGEST_DOUBLING = 256
+SMALLEST_ROOM = 128
+SMALLEST_PIECE, LARGEST_PIECE = 16, 128
 
 
 class Prefilled(NamedTuple):
@@ -38,6 +42,20 @@ def bucket(length: int) -> int:
     return max(SMALLEST_BUCKET, 1 << (length - 1).bit_length())
 
 
+def room(length: int, new: int) -> tuple[int, int]:
+    """Return how many slots `length` tokens and `new` ones get, and how many are read at a time.
+
+    Few rooms, so that few programs serve all lengths; an eighth of a room is read at a time, for
+    what passes the last token is read in vain.
+    """
+    slots = bucket(max(length + new, SMALLEST_ROOM))
+    while True:
+        piece = min(max(1 << (slots.bit_length() - 4), SMALLEST_PIECE), LARGEST_PIECE)
+        if -(-length // piece) * piece <= slots:
+            return slots, piece
+        slots = bucket(slots + 1)
+
+
 def left_padded(tokens: np.ndarray, mask: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the real tokens of each row moved to the right end of `width` slots, and their mask.
 
@@ -56,6 +74,60 @@ def left_padded(tokens: np.ndarray, mask: np.ndarray, width: int) -> tuple[np.nd
         moved[row, width - len(ids) :] = ids
         kept[row, width - len(ids) :] = 1
     return moved, kept
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def read_pieces(
+    model: Any,
+    piece: int,
+    weights: DecodeWeights,
+    layers: tuple[KVCache, ...] | None,
+    tokens: jax.Array,
+    mask: jax.Array,
+    start: jax.Array,
+    end: jax.Array,
+) -> tuple[jax.Array, tuple[KVCache, ...]]:
+    """Read the tokens of some slots piece by piece: one program for all lengths.
+
+    Args:
+        model: a `CausalTransformer` whose angles do not depend on a text's length.
+        piece: tokens a row at a time; a divisor of S.
+        weights: see `DecodeWeights`.
+        layers: the cache that the slots before `start` are in; None for an empty one.
+        tokens: int32 [N, S], each row's last token at slot `end - 1`.
+        mask: [N, S], nonzero where a token is real.
+        start: the first slot to read, a multiple of `piece`.
+        end: past the last one.
+
+    Returns:
+        float32 [N, V], the logits after slot `end - 1`, and the cache [N * G, S, K] a layer.
+    """
+    spec, (rows, slots) = model.block_spec, tokens.shape
+    positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+    if layers is None:
+        empty = jnp.zeros((rows * spec.num_kv_heads, slots, spec.head_features), spec.dtype)
+        layers = tuple(KVCache(empty, empty) for _ in range(model.num_layers))
+
+    def read(at: jax.Array, carry: tuple) -> tuple:
+        slot = start + at * piece
+
+        def part(whole: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(whole, slot, piece, axis=1)
+
+        return decode_steps(
+            model,
+            weights,
+            carry[1],
+            tokens=part(tokens),
+            positions=part(positions),
+            visible=mask != 0,
+            slot=slot,
+            last=jnp.clip(end - 1 - slot, 0, piece - 1),
+        )
+
+    logits = jnp.zeros((rows, model.vocab_size), jnp.float32)
+    count = -(-(end - start) // piece)
+    return jax.lax.fori_loop(0, count, read, (logits, layers))
 
 
 @partial(jax.jit, static_argnums=(0, 4))

@@ -63,3 +63,20 @@ def letter_texts(bundle: Bundle, logits: Any, attention_mask: Any = None) -> lis
     if attention_mask is not None:
         places = bundle.model.places_of(np.asarray(attention_mask).sum(axis=1))
     return [letters.decode(row) for row in likeliest(logits, places)]
+
+
+def word_places(letters: Sequence[tuple[str, int, int]], gap: str) -> list[tuple[str, int, int]]:
+    """Return each word with the places that it stands at.
+
+    Args:
+        letters: each letter with its places `[start, end)`, as `Letters.places` gives them.
+        gap: what stands between words.
+
+    Source: transformers 5.24's Wav2Vec2CTCTokenizer, whose `word_offsets` these are.
+    """
+    words = []
+    for between, run in groupby(letters, key=lambda letter: letter[0] == gap):
+        if not between:
+            parts = list(run)
+            words.append(("".join(part[0] for part in parts), parts[0][1], parts[-1][2]))
+    return words

@@ -1,7 +1,10 @@
-"""The decode engine: prefill, then tokens in a loop on the device, a chunk a dispatch."""
+"""The decode loop: prompts are read, then tokens made on the device, a chunk a dispatch."""
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -12,19 +15,22 @@ import numpy as np
 from dew.errors import InputRefused
 from dew.inference.beams import search
 from dew.inference.bundle import Bundle
-from dew.inference.cache import bucket, left_padded, prefill
-from dew.inference.choice import Choice, without_banned
+from dew.inference.cache import left_padded
+from dew.inference.choice import Choice, Fixed, Forced, Past, choice_of, past_of
+from dew.inference.engine import Engine, Filled, engine_of
+from dew.inference.fitting import Fitting, fitting_of
 from dew.inference.generation import GenerationOptions, generation_options
+from dew.inference.guessing import Guesses, guesses_of
+from dew.inference.guidance import guided
 from dew.inference.model_inputs import checked_prompts
-from dew.inference.step import decode_step
+from dew.inference.rows import CHUNK, State, choose, first_token, row_keys
 from dew.inference.stopping import Endings, StopStrings
-from dew.inference.weights import DecodeWeights, decode_weights
-from dew.sampling.text import Rules, draw, forbid, penalize_repetition
+from dew.sampling.penalties import NOTHING
 
-CHUNK = 64
+__all__ = ["Engine", "Filled", "Forced", "Streamer", "continued", "generate"]
+
 STREAMED_CHUNK = 8
 STOPPING_CHUNK = 16
-ENDS = 4
 
 
 class Streamer(Protocol):
@@ -37,130 +43,6 @@ class Streamer(Protocol):
     def end(self) -> None:
         """Take note that no more follow."""
         ...
-
-
-class Filled(NamedTuple):
-    """What the prompts leave behind.
-
-    `logits` [N, V] are the next token's; `layers` is the engine's own cache; `visible` is bool
-    [N, S], the slots that a row may look at; the next token goes to `slot`; `lengths` int32 [N]
-    count each row's real tokens.
-    """
-
-    logits: jax.Array
-    layers: Any
-    visible: np.ndarray
-    slot: int
-    lengths: np.ndarray
-
-
-class Engine(Protocol):
-    """How one kind of model reads prompts and makes the next logits; hashable.
-
-    A chunk is compiled once for equal engines and equal shapes.
-    """
-
-    def fill(
-        self, bundle: Bundle, prompts: np.ndarray, real: np.ndarray, new: int, source: Any
-    ) -> Filled:
-        """Read prompts [N, P], real where `real` is 1, with room for `new` more tokens."""
-        ...
-
-    def weights(self, bundle: Bundle) -> Any:
-        """Return what `step` reads, a tree of arrays."""
-        ...
-
-    def renewal(self, longest: int) -> int | None:
-        """Return after how many new tokens the cache is filled anew, None for never.
-
-        Args:
-            longest: real tokens of the longest prompt.
-        """
-        ...
-
-    def reordered(self, layers: Any, index: jax.Array) -> Any:
-        """Return the cache with its rows in the order of `index` [N]; beams ask for it."""
-        ...
-
-    def step(
-        self,
-        weights: Any,
-        layers: Any,
-        *,
-        tokens: jax.Array,
-        positions: jax.Array,
-        visible: jax.Array,
-        slot: jax.Array,
-    ) -> tuple[jax.Array, Any]:
-        """Return the logits [N, V] that follow one more token a row, and the cache with it."""
-        ...
-
-
-class NativeEngine(NamedTuple):
-    """The engine of a `CausalTransformer`."""
-
-    model: Any
-
-    def fill(
-        self, bundle: Bundle, prompts: np.ndarray, real: np.ndarray, new: int, source: Any = None
-    ) -> Filled:
-        """Read prompts moved to the right end of a bucket; `source` is not read."""
-        lengths = real.sum(axis=1).astype(np.int32)
-        width = bucket(int(lengths.max()))
-        tokens, mask = left_padded(prompts, real, width)
-        slots = bucket(width + new)
-        filled = prefill(self.model, bundle.variables, tokens, mask, slots)
-        visible = np.pad(mask, ((0, 0), (0, slots - width)))
-        return Filled(filled.logits, filled.layers, visible, width, lengths)
-
-    def weights(self, bundle: Bundle) -> DecodeWeights:
-        """Return the bundle's weights, one array a matrix of each layer."""
-        return decode_weights(bundle)
-
-    def renewal(self, longest: int) -> int | None:
-        """Return when the text has just grown past the context that its keys were turned for."""
-        if not self.model.rope.renewed:
-            return None
-        original = self.model.rope.original_max_position_embeddings or self.model.max_seq_len
-        return original + 1 - longest if original >= longest else None
-
-    def reordered(self, layers: Any, index: jax.Array) -> Any:
-        """Return the cache, whose first axis is of rows and of groups within them."""
-
-        def ordered(leaf: jax.Array) -> jax.Array:
-            rows = leaf.reshape(len(index), -1, *leaf.shape[1:])
-            return rows[index].reshape(leaf.shape)
-
-        return jax.tree.map(ordered, layers)
-
-    def step(self, weights: DecodeWeights, layers: Any, **row: Any) -> tuple[jax.Array, Any]:
-        """Return `decode_step`'s logits and cache."""
-        return decode_step(self.model, weights, layers, **row)
-
-
-class Forced(NamedTuple):
-    """Ids that stand whatever the logits say: the first new one, and the last that may come."""
-
-    first: int | None = None
-    last: int | None = None
-
-
-class State(NamedTuple):
-    """The rows in flight.
-
-    `tokens` [N] is each row's newest id, not yet in the cache; `seen` is bool [N, V], or [N, 0]
-    where no rule reads it; `count` is how many ids were generated so far.
-    """
-
-    layers: Any
-    visible: jax.Array
-    slot: jax.Array
-    tokens: jax.Array
-    positions: jax.Array
-    finished: jax.Array
-    seen: jax.Array
-    keys: jax.Array
-    count: jax.Array
 
 
 def generate(
@@ -209,8 +91,8 @@ def continued(
 
     Args:
         bundle: whose model to run.
-        settings: what to do; `num_return_sequences` is read for beam search alone, which makes
-            that many rows of each prompt.
+        settings: what to do; `num_return_sequences` is read for beam search, which makes that
+            many rows of each prompt, and for `seeds`: rows of one prompt stand side by side.
         prompts: int32 [N, P].
         real: [N, P], 1 where an id is real.
         streamer: as for `generate`.
@@ -222,28 +104,28 @@ def continued(
         int32 [N, P + T], and for each row how many of its T new ids are its own, its end
         included: the rest is padding.
     """
-    longest = int(real.sum(axis=1).max())
-    limit = settings.new_tokens(prompts.shape[1], longest, bundle.model.position_limit)
-    if settings.num_beams > 1 and limit:
+    if settings.seeds is not None and len(prompts) % len(settings.seeds):
+        raise InputRefused(
+            f"seeds has {len(settings.seeds)} and there are {len(prompts)} rows; give one seed a "
+            "prompt"
+        )
+    if settings.guesses and len(prompts) > 1:
+        return _each_alone(bundle, settings, prompts, real, streamer, first_row, source, forced)
+    told = streamer is not None
+    call = _call_of(bundle, settings, prompts, real, first_row, told, source, forced)
+    if settings.num_beams > 1 and call.limit:
         if streamer is not None:
             raise InputRefused(
                 "beam search knows its texts at the end only: streaming needs num_beams=1"
             )
-        call = _Call(bundle, settings, limit, first_row, False, source, forced)
-        ids, lengths = search(_engine(bundle), call, _choice(call, prompts.shape[1]), prompts, real)
+        ids, lengths = search(call, prompts, real)
         prompts = np.repeat(prompts, settings.num_return_sequences, axis=0)
         return np.concatenate([prompts, ids], axis=1), lengths
-    ending = Endings(
-        len(prompts),
-        settings.eos_token_id,
-        settings.pad_token_id,
-        _stop_strings(bundle, settings, prompts, real),
-    )
+    ending = _ending(bundle, settings, prompts, real)
     if streamer is not None:
         streamer.put(prompts)
     new = [np.zeros((len(prompts), 0), np.int32)]
-    if limit:
-        call = _Call(bundle, settings, limit, first_row, streamer is not None, source, forced)
+    if call.limit:
         for ids in _chunks(call, prompts, real, ending):
             new.append(ids)
             for step in ids.T if streamer is not None else ():
@@ -253,14 +135,137 @@ def continued(
     return np.concatenate([prompts, *new], axis=1), ending.lengths
 
 
-class _Call(NamedTuple):
+def streamed(
+    bundle: Bundle, settings: GenerationOptions, prompt: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Yield the new ids of one prompt [1, P], int32 [1, C], as they are made.
+
+    Raises:
+        InputRefused: as `continued`; beam search, which knows its texts at the end only.
+    """
+    if settings.num_beams > 1:
+        raise InputRefused("beam search knows its texts at the end only: pass num_beams=1")
+    real = np.ones_like(prompt)
+    call = _call_of(bundle, settings, prompt, real, 0, True, None, Forced())
+    ending = _ending(bundle, settings, prompt, real)
+    return _chunks(call, prompt, real, ending) if call.limit else iter(())
+
+
+def compiled(bundle: Bundle, settings: GenerationOptions, rows: int, length: int) -> None:
+    """Compile what continues so many prompts of that length, so that a call need not wait."""
+    prompts = np.zeros((1 if settings.guesses else rows, length), np.int32)
+    real = np.ones_like(prompts)
+    call = _call_of(bundle, settings, prompts, real, 0, False, None, Forced())
+    filled, state = _begun(call, prompts, real)
+    state, _ = _more(call, state, call.choice, 0)
+    if filled.keep is not None:
+        # A prompt that begins as this one did has a program of its own.
+        filled.keep(state.layers)
+        call.engine.fill(bundle, prompts, real, call.limit, call.source)
+
+
+def _ending(bundle: Bundle, settings: GenerationOptions, prompts: np.ndarray, real) -> Endings:
+    return Endings(
+        len(prompts),
+        settings.eos_token_id,
+        settings.pad_token_id,
+        _stop_strings(bundle, settings, prompts, real),
+    )
+
+
+def _each_alone(
+    bundle: Bundle,
+    settings: GenerationOptions,
+    prompts: np.ndarray,
+    real: np.ndarray,
+    streamer: Streamer | None,
+    first_row: int,
+    source: Any,
+    forced: Forced,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Continue rows one after the other: each takes its own number of right guesses at a time."""
+    if streamer is not None:
+        raise InputRefused(f"{len(prompts)} rows at once cannot be streamed with guesses; pass one")
+    copies, rows, lengths = len(prompts) // len(settings.seeds or prompts), [], []
+    for at in range(len(prompts)):
+        own, index = settings, first_row + at
+        if settings.seeds is not None:
+            own = dataclasses.replace(settings, seed=settings.seeds[at // copies], seeds=None)
+            index = at % copies
+        part = jax.tree.map(lambda leaf, at=at: leaf[at : at + 1], source)
+        ids, count = continued(
+            bundle,
+            own,
+            prompts[at : at + 1],
+            real[at : at + 1],
+            first_row=index,
+            source=part,
+            forced=forced,
+        )
+        rows.append(ids[0])
+        lengths.append(int(count[0]))
+    width = max(map(len, rows))
+    pads = [np.full(width - len(row), settings.pad_token_id, np.int32) for row in rows]
+    both = [np.concatenate(pair) for pair in zip(rows, pads, strict=True)]
+    return np.stack(both), np.asarray(lengths)
+
+
+class Call(NamedTuple):
+    """What one `continued` is about; `fitting` says which ids may come, a token at a time."""
+
     bundle: Bundle
     settings: GenerationOptions
     limit: int
     first_row: int
     streamed: bool
     source: Any
-    forced: Forced
+    engine: Engine
+    fixed: Fixed
+    choice: Choice
+    past: Past
+    fitting: Fitting | None
+    guesses: Guesses | None
+
+
+def _call_of(
+    bundle: Bundle,
+    settings: GenerationOptions,
+    prompts: np.ndarray,
+    real: np.ndarray,
+    first_row: int,
+    streamed: bool,
+    source: Any,
+    forced: Forced,
+) -> Call:
+    width, vocab_size = prompts.shape[1], bundle.model.vocab_size
+    longest = int(real.sum(axis=1).max())
+    limit = settings.new_tokens(width, longest, bundle.model.position_limit)
+    ids, kept = left_padded(prompts, real, width)
+    ids = np.where(kept != 0, ids, NOTHING)
+    if forced == Forced() and width == 1:
+        forced = forced._replace(first=settings.forced_bos_token_id)
+    if forced.last is None:
+        forced = forced._replace(last=settings.forced_eos_token_id)
+    fixed = Fixed.of(settings)
+    read = _source_ids(source) if source is not None else ids
+    choice = choice_of(settings, forced, vocab_size, prompts, limit, read)
+    past = past_of(choice, fixed, ids, vocab_size, limit)
+    engine = engine_of(bundle, settings)
+    engine, source = guided(engine, settings, prompts, source)
+    fitting = fitting_of(bundle, settings, prompts, real, first_row)
+    guesses = guesses_of(bundle, settings, engine)
+    return Call(
+        bundle, settings, limit, first_row, streamed, source, engine, fixed, choice, past,
+        fitting, guesses,
+    )  # fmt: skip
+
+
+def _source_ids(source: Any) -> np.ndarray | None:
+    """Return the ids that an encoder reads, or None where it reads none."""
+    if not isinstance(source, tuple):
+        return None
+    ids, mask = source
+    return np.where(np.asarray(mask) != 0, np.asarray(ids, np.int32), NOTHING)
 
 
 def _stop_strings(bundle, settings: GenerationOptions, prompts, real) -> StopStrings | None:
@@ -275,147 +280,114 @@ def _stop_strings(bundle, settings: GenerationOptions, prompts, real) -> StopStr
     return StopStrings(bundle.tokenizer, settings.stop_strings, rows)
 
 
-def _chunks(call: _Call, prompts: np.ndarray, real: np.ndarray, ending: Endings):
+def _chunks(
+    call: Call, prompts: np.ndarray, real: np.ndarray, ending: Endings
+) -> Iterator[np.ndarray]:
     """Yield int32 [N, C] ids until every row has ended or the limit is reached."""
-    settings = call.settings
-    engine = _engine(call.bundle)
-    choice = _choice(call, prompts.shape[1])
-    fixed = (engine, settings.do_sample, settings.top_k or None)
-    weights = engine.weights(call.bundle)
-    state = _begin(fixed, call, choice, prompts, real)
+    engine, due = call.engine, call.settings.max_time
+    due = None if due is None else time.monotonic() + due
+    filled, state = _begun(call, prompts, real)
     made, ids = 1, np.asarray(state.tokens)[:, None]
     renewal = engine.renewal(int(real.sum(axis=1).max()))
-    size = STREAMED_CHUNK if call.streamed else CHUNK
-    size = size if ending.stops is None else min(size, STOPPING_CHUNK)
     while True:
-        yield ending.cut(ids)
-        if made == call.limit or ending.ended.all():
+        ids = ending.cut(ids)
+        yield ids
+        late = due is not None and time.monotonic() > due
+        if made == call.limit or ending.ended.all() or late:
+            if filled.keep is not None:
+                filled.keep(state.layers)
             return
         if renewal is not None:
             prompts = np.concatenate([prompts, ids], axis=1)
             real = np.concatenate([real, np.ones_like(ids)], axis=1)
         if made == renewal:
-            state = _renewed(fixed, call, choice, state, prompts, real)
+            filled = engine.fill(call.bundle, prompts, real, call.limit, call.source)
+            bare = state._replace(layers=None, visible=None, slot=None, positions=None)
+            state = _first(call.fixed, filled, bare, _allowing(call, ids))
             made, ids = made + 1, np.asarray(state.tokens)[:, None]
             continue
-        if ending.stops is not None:
-            state = state._replace(finished=jnp.asarray(ending.ended))
-        steps = min(size, call.limit - made)
+        steps = min(_size(call), call.limit - made)
         if renewal is not None and made < renewal:
             steps = min(steps, renewal - made)
-        state, out, taken = decode_chunk(*fixed, weights, state, choice, steps)
-        ids = np.asarray(out)[:, : int(taken)]
+        if ending.stops is not None:
+            state = state._replace(finished=jnp.asarray(ending.ended))
+        state, ids = _more(call, state, _allowing(call, ids), steps)
         made += ids.shape[1]
 
 
-def _engine(bundle: Bundle) -> Engine:
-    """Return the engine that the model brings, or the native one."""
-    own = getattr(bundle.model, "engine", None)
-    if own is None and "text2text-generation" in bundle.tasks:
-        from dew.inference.answering import AnsweringEngine
-
-        return AnsweringEngine(bundle.model)
-    if own is None and "automatic-speech-recognition" in bundle.tasks:
-        from dew.inference.transcription import HearingEngine
-
-        return HearingEngine(bundle.model)
-    return own or NativeEngine(bundle.model)
+def _begun(call: Call, prompts: np.ndarray, real: np.ndarray) -> tuple[Filled, State]:
+    """Read the prompts and choose each row's first token."""
+    beyond = 0
+    if call.guesses is not None:
+        call.guesses.begin(prompts, real, call.limit)
+        beyond = call.guesses.count
+    filled = call.engine.fill(call.bundle, prompts, real, call.limit + beyond, call.source)
+    return filled, _first(call.fixed, filled, _begin(call, len(prompts)), _allowing(call, None))
 
 
-def _choice(call: _Call, width: int) -> Choice:
-    settings, vocab_size, forced = call.settings, call.bundle.model.vocab_size, call.forced
-    minimum = settings.minimum(width)
-    # Filled up with an id that no token has, so that few or no ends share one program.
-    ends = [*settings.eos_token_id]
-    ends += [vocab_size] * (-len(ends) % ENDS or (0 if ends else ENDS))
-    drawn = settings.do_sample
+def _more(call: Call, state: State, choice: Choice, steps: int) -> tuple[State, np.ndarray]:
+    """Make up to `steps` ids more: the rows after them, and the ids int32 [N, C]."""
+    weights = call.engine.weights(call.bundle)
+    if call.guesses is not None:
+        return call.guesses.chunk(call.fixed, weights, state, choice, steps)
+    state, out, taken = decode_chunk(call.engine, call.fixed, weights, state, choice, steps)
+    return state, np.asarray(out)[:, : int(taken)]
 
-    def number(value: float | None, idle: float | None, used: bool = True) -> jax.Array | None:
-        return jnp.float32(value) if used and value is not None and value != idle else None
 
-    return Choice(
-        ends=jnp.asarray(ends, jnp.int32),
-        pad=jnp.int32(settings.pad_token_id),
-        minimum=jnp.int32(minimum) if minimum and settings.eos_token_id else None,
-        penalty=number(settings.repetition_penalty, 1.0),
-        temperature=number(settings.temperature, 1.0, drawn),
-        top_p=number(settings.top_p, 1.0, drawn),
-        min_p=number(settings.min_p, None, drawn),
-        banned=_among(settings.banned, vocab_size),
-        banned_first=_first_banned(settings, forced, vocab_size),
-        first=None if forced.first is None else jnp.int32(forced.first),
-        last=None if forced.last is None else (jnp.int32(forced.last), jnp.int32(call.limit - 1)),
+def _allowing(call: Call, ids: np.ndarray | None) -> Choice:
+    """Return the choice after the newest ids int32 [N, C], with what may come if that is told."""
+    if call.fitting is None:
+        return call.choice
+    newest = None if ids is None else ids[:, -1]
+    return call.choice._replace(allowed=call.fitting.allowed(newest))
+
+
+def _size(call: Call) -> int:
+    """Return after how many steps at most the host looks at the ids."""
+    if call.fitting is not None:
+        return 1
+    if call.streamed or call.settings.max_time is not None:
+        return STREAMED_CHUNK
+    return STOPPING_CHUNK if call.settings.stop_strings else CHUNK
+
+
+def _begin(call: Call, rows: int) -> State:
+    """Return the rows before their first token, the cache left out."""
+    settings = call.settings
+    if settings.seeds is None:
+        seeds, index = np.full(rows, settings.seed), call.first_row + np.arange(rows)
+    else:
+        copies = rows // len(settings.seeds)
+        seeds = np.repeat(np.asarray(settings.seeds), copies)
+        index = np.tile(np.arange(copies), len(settings.seeds))
+    return State(
+        layers=None,
+        visible=None,
+        slot=None,
+        tokens=np.zeros(rows, np.int32),  # pyright: ignore[reportArgumentType]
+        positions=None,
+        finished=np.zeros(rows, bool),  # pyright: ignore[reportArgumentType]
+        past=call.past,
+        keys=row_keys(seeds.astype(np.uint32), index.astype(np.int32)),
+        count=np.int32(0),  # pyright: ignore[reportArgumentType]
     )
 
 
-def _among(ids: tuple[int, ...], vocab_size: int) -> jax.Array | None:
-    """Return bool [V], true at the ids; None where there are none."""
-    if not ids:
-        return None
-    found = np.zeros(vocab_size, bool)
-    found[list(ids)] = True
-    return jnp.asarray(found)
-
-
-def _first_banned(
-    settings: GenerationOptions, forced: Forced, vocab_size: int
-) -> tuple[jax.Array, jax.Array] | None:
-    """Return which ids may not come first, and after how many: a forced id is no choice."""
-    banned = _among(settings.begin_suppress_tokens, vocab_size)
-    return None if banned is None else (banned, jnp.int32(forced.first is not None))
-
-
-def _begin(fixed, call: _Call, choice: Choice, prompts, real) -> State:
-    """Run the prompts and choose the first token of each row."""
-    rows, vocab_size = len(prompts), call.bundle.model.vocab_size
-    filled = fixed[0].fill(call.bundle, prompts, real, call.limit, call.source)
-    seen = np.zeros((rows, vocab_size if choice.penalty is not None else 0), bool)
-    if choice.penalty is not None:
-        for row, kept, ids in zip(seen, real, prompts, strict=True):
-            row[ids[kept != 0]] = True
-    state = State(
+def _first(fixed: Fixed, filled: Filled, state: State, choice: Choice) -> State:
+    """Return the rows with the token that what was read leads to, and the cache it left."""
+    state = first_token(fixed, filled.logits, state, choice)
+    return state._replace(
         layers=filled.layers,
-        visible=jnp.asarray(filled.visible, bool),
-        slot=jnp.int32(filled.slot),
-        tokens=jnp.zeros(rows, jnp.int32),
-        positions=jnp.asarray(filled.lengths),
-        finished=jnp.zeros(rows, bool),
-        seen=jnp.asarray(seen),
-        keys=_row_keys(np.uint32(call.settings.seed), np.int32(call.first_row), rows),
-        count=jnp.int32(0),
-    )
-    return first_token(fixed[1], fixed[2], filled.logits, state, choice)
-
-
-def _renewed(fixed, call: _Call, choice: Choice, state: State, prompts, real) -> State:
-    """Fill the cache anew from all tokens so far, and choose the next one of each row."""
-    filled = fixed[0].fill(call.bundle, prompts, real, call.limit, call.source)
-    state = state._replace(
-        layers=filled.layers,
-        visible=jnp.asarray(filled.visible, bool),
+        visible=jax.device_put(np.array(filled.visible, bool)),
         slot=jnp.int32(filled.slot),
         positions=jnp.asarray(filled.lengths),
     )
-    return first_token(fixed[1], fixed[2], filled.logits, state, choice)
-
-
-@partial(jax.jit, static_argnums=2)
-def _row_keys(seed: np.uint32, first: np.int32, rows: int) -> jax.Array:
-    fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    return fold(jax.random.key(seed), first + jnp.arange(rows))
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def first_token(sample: bool, top_k: int | None, logits, state: State, choice: Choice) -> State:
-    """Return `state` with the token that the prompts' logits [N, V] lead to."""
-    return _choose(sample, top_k, logits, state, choice)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
 def decode_chunk(
     engine: Engine,
-    sample: bool,
-    top_k: int | None,
+    fixed: Fixed,
     weights: Any,
     state: State,
     choice: Choice,
@@ -426,13 +398,12 @@ def decode_chunk(
     Returns:
         The new state, int32 [N, CHUNK] ids, and how many of those columns were made.
     """
-    rows = len(state.tokens)
 
-    def going(carry):
+    def going(carry: tuple) -> jax.Array:
         state, _, taken = carry
         return (taken < steps) & ~jnp.all(state.finished)
 
-    def advance(carry):
+    def advance(carry: tuple) -> tuple:
         state, out, taken = carry
         visible = state.visible.at[:, state.slot].set(True)
         logits, layers = engine.step(
@@ -446,35 +417,8 @@ def decode_chunk(
         state = state._replace(
             layers=layers, visible=visible, slot=state.slot + 1, positions=state.positions + 1
         )
-        state = _choose(sample, top_k, logits, state, choice)
+        state = choose(fixed, logits, state, choice)
         return state, out.at[:, taken].set(state.tokens), taken + 1
 
-    out = jnp.zeros((rows, CHUNK), jnp.int32)
+    out = jnp.zeros((len(state.tokens), CHUNK), jnp.int32)
     return jax.lax.while_loop(going, advance, (state, out, jnp.int32(0)))
-
-
-def _choose(sample: bool, top_k: int | None, logits, state: State, choice: Choice) -> State:
-    """Choose each row's next token; a row that has ended gets padding."""
-    if choice.penalty is not None:
-        logits = penalize_repetition(logits, state.seen, choice.penalty)
-    if choice.minimum is not None:
-        logits = forbid(logits, choice.ends, state.count < choice.minimum)
-    logits = without_banned(logits, choice, state.count)
-    if sample:
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.count)
-        rules = Rules(choice.temperature, top_k, choice.top_p, choice.min_p)
-        tokens = draw(logits, keys, rules)
-    else:
-        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    if choice.first is not None:
-        tokens = jnp.where(state.count == 0, choice.first, tokens)
-    if choice.last is not None:
-        tokens = jnp.where(state.count == choice.last[1], choice.last[0], tokens)
-    tokens = jnp.where(state.finished, choice.pad, tokens)
-    seen = state.seen
-    if choice.penalty is not None:
-        seen = seen.at[jnp.arange(len(tokens)), tokens].set(True)
-    ended = jnp.any(tokens[:, None] == choice.ends, axis=-1)
-    return state._replace(
-        tokens=tokens, seen=seen, finished=state.finished | ended, count=state.count + 1
-    )

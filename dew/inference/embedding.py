@@ -7,56 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from dew.artifacts import Representations
 from dew.errors import InputRefused, shown
 from dew.inference.bundle import Bundle
+from dew.inference.row_outputs import Row, position_limit, row_outputs
 from dew.nn.heads import SentencePooling
 from dew.typing import TextProcessor
 
-SMALLEST_STEP = 8
-STEPS = 8
-"""How many lengths there are between a power of two and the next: beyond the shortest rows, the
-longest of a batch is padded by an eighth at most, and 32 compiled shapes reach 512 tokens."""
 VECTOR = "sentence_embedding"
-
-
-def padded_length(length: int, limit: int | None = None) -> int:
-    """Return the length that a row of `length` tokens is padded to, at most `limit`."""
-    step = max(SMALLEST_STEP, 2 ** max(0, (length - 1).bit_length() - 1) // STEPS)
-    padded = -(-length // step) * step
-    return padded if limit is None else max(length, min(padded, limit))
-
-
-def length_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return the rows of each batch: all rows once, those of like length together.
-
-    Args:
-        lengths: of the rows, in tokens.
-        batch_size: the most rows in a batch.
-    """
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    return [order[first : first + batch_size] for first in range(0, len(order), batch_size)]
-
-
-def padded_batch(
-    rows: Sequence[Sequence[int]], *, length: int, count: int, padding: int
-) -> dict[str, np.ndarray]:
-    """Return `input_ids` and `attention_mask`, int32 [count, length], padded on the right.
-
-    Rows that are wanted beyond those given repeat the last one.
-
-    Args:
-        rows: the ids, no longer than `length`.
-        length: of each row.
-        count: how many rows.
-        padding: the id that stands in padding.
-    """
-    ids = np.full((count, length), padding, np.int32)
-    mask = np.zeros((count, length), np.int32)
-    for place in range(count):
-        row = rows[min(place, len(rows) - 1)]
-        ids[place, : len(row)] = row
-        mask[place, : len(row)] = 1
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def text_outputs(
@@ -86,31 +44,8 @@ def text_outputs(
     """
     if batch_size < 1:
         raise InputRefused(f"batch_size is {shown(batch_size)}; expected at least 1")
-    rows = encoded(bundle, texts, max_tokens)
-    padding = getattr(bundle.tokenizer, "pad_token_id", None) or 0
-    limit = position_limit(bundle)
-    waiting = []
-    for batch in length_batches([len(row) for row in rows], batch_size):
-        length = padded_length(max(len(rows[row]) for row in batch), limit)
-        chosen = [rows[row] for row in batch]
-        # A batch of fewer rows would be compiled once more.
-        count = batch_size if len(rows) > batch_size else len(batch)
-        inputs = padded_batch(chosen, length=length, count=count, padding=padding)
-        # Dispatched only: the next batch is prepared while this one is computed.
-        waiting.append((batch, length, _wanted(bundle(**inputs), outputs)))
-    results: list[dict[str, np.ndarray]] = [{} for _ in rows]
-    for batch, length, found in waiting:
-        for name, values in found.items():
-            host = np.asarray(values)
-            by_token = host.ndim > 1 and host.shape[1] == length and name in BY_TOKEN
-            for place, row in enumerate(batch):
-                one = host[place]
-                results[row][name] = one[: len(rows[row])] if by_token else one
-    return results
-
-
-BY_TOKEN = ("last_hidden_state", "logits", "start_logits", "end_logits")
-"""The outputs that may have an axis of tokens behind that of the batch."""
+    rows = [Row(ids) for ids in encoded(bundle, texts, max_tokens)]
+    return row_outputs(bundle, rows, names=tuple(outputs or ()), batch_size=batch_size)
 
 
 def sentence_embeddings(
@@ -147,7 +82,8 @@ def sentence_embeddings(
         raise InputRefused(
             f"the model ends in a head ({model.head}); load it with task='feature-extraction'"
         )
-    chosen = bundle.replace(model=model.clone(sentence=pooling))
+    stated = pooling == model.sentence
+    chosen = bundle if stated else bundle.replace(model=model.clone(sentence=pooling))
     found = text_outputs(
         chosen,
         texts,
@@ -157,6 +93,12 @@ def sentence_embeddings(
     )
     width = len(pooling.modes) * model.emb_features
     return np.stack([one[VECTOR] for one in found]) if found else np.zeros((0, width), np.float32)
+
+
+def representations(vectors: Sequence[np.ndarray] | np.ndarray) -> Representations:
+    """Return vectors [D] as the features [N, D] of a probe, of no class."""
+    features = np.stack(list(vectors)) if len(vectors) else np.zeros((0, 0), np.float32)
+    return Representations(features, np.full(len(vectors), -1, np.int32))
 
 
 def encoded(bundle: Bundle, texts: Sequence[str], max_tokens: int | None) -> list[list[int]]:
@@ -194,12 +136,6 @@ def encoded(bundle: Bundle, texts: Sequence[str], max_tokens: int | None) -> lis
     return rows
 
 
-def position_limit(bundle: Any) -> int | None:
-    """Return how many tokens a text may have, None for any; a traced bundle knows it itself."""
-    own = getattr(bundle, "position_limit", None)
-    return getattr(bundle.model, "position_limit", own)
-
-
 def _cut(processor: TextProcessor, text: str, row: list[int], longest: int) -> list[int]:
     """Return a row of `longest` tokens: the special ones around the text, and its beginning."""
     own = processor.encode(text, add_special_tokens=False)
@@ -211,14 +147,3 @@ def _cut(processor: TextProcessor, text: str, row: list[int], longest: int) -> l
     start = next((at for at in range(extra + 1) if row[at : at + len(own)] == own), 0)
     end = row[start + len(own) :]
     return [*row[: longest - len(end)], *end]
-
-
-def _wanted(found: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-    if names is None:
-        return found
-    lacking = [name for name in names if name not in found]
-    if lacking:
-        raise InputRefused(
-            f"the model gives no {lacking[0]}; it gives {', '.join(found)}: see load(..., task=...)"
-        )
-    return {name: found[name] for name in names}

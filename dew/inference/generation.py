@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dew.errors import InputRefused, UnknownName, listed, nearest, shown
 from dew.inference.bundle import Bundle
+from dew.inference.narrow import STORED
+from dew.inference.option_checks import ID_LISTS, MAY_BE_NONE, option_problems
 
 DEFAULT_NEW_TOKENS = 20
 
 NOT_COMPUTED: dict[str, tuple[Any, ...]] = {
     "num_beam_groups": (None, 1),
     "penalty_alpha": (None, 0, 0.0),
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "encoder_repetition_penalty": (None, 1.0),
     "diversity_penalty": (None, 0.0),
-    "typical_p": (None, 1.0),
-    "top_h": (None,),
-    "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0),
     "force_words_ids": (None,),
+    "dola_layers": (None,),
     "constraints": (None,),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "remove_invalid_values": (None, False),
-    "exponential_decay_length_penalty": (None,),
-    "sequence_bias": (None,),
-    "token_healing": (None, False),
-    "guidance_scale": (None, 1, 1.0),
     "watermarking_config": (None,),
-    "max_time": (None,),
-    "prompt_lookup_num_tokens": (None,),
-    "renormalize_logits": (None, False),
+    "token_healing": (None, False),
+    "logits_processor": (None, [], ()),
+    "stopping_criteria": (None, [], ()),
     "return_dict_in_generate": (None, False),
     "output_scores": (None, False),
     "output_logits": (None, False),
@@ -54,15 +42,15 @@ HARMLESS = frozenset(
         "cache_config",
         "transformers_version",
         "low_memory",
+        "prefill_chunk_size",
         "is_assistant",
-        "num_assistant_tokens",
         "num_assistant_tokens_schedule",
         "assistant_confidence_threshold",
         "assistant_early_exit",
         "assistant_lookbehind",
         "target_lookbehind",
-        "max_matching_ngram_size",
         "compile_config",
+        "continuous_batching_config",
         "disable_compile",
         "max_cache_len",
         "use_mtp",
@@ -88,14 +76,36 @@ class GenerationOptions:
             equals, after the repetition penalty alone.
         temperature: above 0.
         top_k: keep the k likeliest ids and their equals; 0 keeps all.
-        top_p: in (0, 1].
+        top_p, top_h, typical_p: in (0, 1], or None.
         min_p: in [0, 1], or None.
+        epsilon_cutoff, eta_cutoff: in [0, 1), 0 for none.
         repetition_penalty: above 0; reads the prompt and what was generated.
+        encoder_repetition_penalty: above 0; above 1 favours the prompt's ids.
+        no_repeat_ngram_size, encoder_no_repeat_ngram_size: no run of so many ids comes twice, or
+            comes from the prompt; 0 for none.
+        sequence_bias: lists of ids, each with what is added to the logit of its last id where
+            the others have just come: a dict of tuples, or pairs.
+        exponential_decay_length_penalty: after how many new ids the ends' logits begin to rise,
+            and by which factor an id.
+        guidance_scale: how much more the prompt counts than a negative one, which is
+            `negative_prompt_ids` [N, Q] with `negative_prompt_attention_mask`, or the prompt's
+            last id.
+        remove_invalid_values: NaN and infinite logits become numbers.
+        renormalize_logits: logits are log probabilities before beams sum them up.
+        prefix_allowed_tokens_fn: gives, for a prompt's index and a row's ids so far (an int32
+            array), the ids that may follow.
+        json_schema, regex: what a text must fit: a schema (a dict, or its JSON) or a pattern. A
+            row may end only where its text is whole. `response_format` is the same as servers
+            write it: `{"type": "json_schema", "json_schema": {"schema": ...}}`, or
+            `{"type": "json_object"}`.
         eos_token_id: ids that end a row; an int, a list, or None for no end.
         pad_token_id: what follows an end; the first end id if absent.
-        bad_words_ids: lists of one id each, which are never chosen, ends aside.
+        bad_words_ids: lists of ids that never come after one another, an end alone aside.
         suppress_tokens: ids that are never chosen.
         begin_suppress_tokens: ids that are not chosen first.
+        forced_bos_token_id: what comes first after a prompt of one id.
+        forced_eos_token_id: what comes last where nothing ended a row before.
+        max_time: seconds after which no more ids are begun; they are looked at every few ids.
         stop_strings: texts that end a row with the token that completes one; they stay in it.
         num_beams: texts that are followed at a time, for the likeliest in the end (beam search);
             without `do_sample` and `stop_strings`.
@@ -103,7 +113,14 @@ class GenerationOptions:
         early_stopping: end when there are `num_beams` whole texts (true), when no better one is
             likely (false), or when none is possible ("never").
         num_return_sequences: rows a prompt, side by side; at most `num_beams` where it is above 1.
+        weights: how the weights that generation streams are stored, beside the model's own:
+            "int8", a scale an output; "bfloat16"; None for the model's dtype.
+        assistant_model: a smaller bundle with the same vocabulary whose guesses are tried; no id
+            changes. `num_assistant_tokens` is how many it guesses at a time.
+        prompt_lookup_num_tokens: as many ids are guessed from what follows the newest ones, at
+            most `max_matching_ngram_size` of them, where they came before; no id changes.
         seed: of the draws; a row's draws depend on the seed and its index alone.
+        seeds: one a prompt instead, whose draws then depend on it alone.
         assumed_new_tokens: what an absent `max_new_tokens` stands for; no option of a call.
     """
 
@@ -127,7 +144,34 @@ class GenerationOptions:
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     num_return_sequences: int = 1
+    weights: str | None = None
+    typical_p: float | None = None
+    top_h: float | None = None
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    encoder_repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    remove_invalid_values: bool = False
+    renormalize_logits: bool = False
+    guidance_scale: float = 1.0
+    negative_prompt_ids: Any = None
+    negative_prompt_attention_mask: Any = None
+    prefix_allowed_tokens_fn: Callable[[int, Any], Sequence[int]] | None = None
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    response_format: Mapping[str, Any] | None = None
+    max_time: float | None = None
+    assistant_model: Any = None
+    num_assistant_tokens: int = 5
+    prompt_lookup_num_tokens: int | None = None
+    max_matching_ngram_size: int = 2
     seed: int = 0
+    seeds: tuple[int, ...] | None = None
     assumed_new_tokens: int = DEFAULT_NEW_TOKENS
 
     def new_tokens(self, width: int, longest: int, limit: int | None) -> int:
@@ -161,10 +205,15 @@ class GenerationOptions:
         return wanted
 
     @property
-    def banned(self) -> tuple[int, ...]:
-        """The ids that are never chosen."""
-        words = (word[0] for word in self.bad_words_ids if word[0] not in self.eos_token_id)
-        return tuple({*words, *self.suppress_tokens})
+    def bad_words(self) -> tuple[tuple[int, ...], ...]:
+        """The runs of ids that may not come, ends alone left out."""
+        ends = {(end,) for end in self.eos_token_id}
+        return tuple(word for word in self.bad_words_ids if word not in ends)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether ids are guessed ahead."""
+        return self.assistant_model is not None or self.prompt_lookup_num_tokens is not None
 
     @property
     def copies(self) -> int:
@@ -177,8 +226,6 @@ class GenerationOptions:
             return self.min_new_tokens
         return max(self.min_length - width, 0)
 
-
-BANS = ("suppress_tokens", "begin_suppress_tokens")
 
 FIELDS = tuple(
     field.name
@@ -216,34 +263,30 @@ def generation_options(bundle: Bundle, given: Mapping[str, Any]) -> GenerationOp
     fields["pad_token_id"] = _pad_id(bundle, merged, fields["eos_token_id"])
     if isinstance(fields.get("stop_strings"), str):
         fields["stop_strings"] = (fields["stop_strings"],)
-    problems += [problem for name, value in fields.items() if (problem := _problem(name, value))]
-    problems += _outside(bundle, fields)
-    problems += _beam_problems(fields)
+    if isinstance(fields.get("sequence_bias"), Mapping):
+        fields["sequence_bias"] = list(fields["sequence_bias"].items())
+    problems += option_problems(bundle.model.vocab_size, fields)
     if problems:
         raise InputRefused(listed("generation options refused:", problems))
-    fields["stop_strings"] = tuple(fields.get("stop_strings") or ())
-    for name in ("suppress_tokens", "begin_suppress_tokens"):
+    return GenerationOptions(**_settled(fields))
+
+
+def _settled(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return checked fields with lists as tuples, and None as what it stands for."""
+    for name in ("stop_strings", *ID_LISTS):
         fields[name] = tuple(fields.get(name) or ())
     fields["bad_words_ids"] = tuple(tuple(word) for word in fields.get("bad_words_ids") or ())
-    return GenerationOptions(**fields)
-
-
-def _beam_problems(fields: Mapping[str, Any]) -> list[str]:
-    """Name what does not go with beam search."""
-    beams, wanted = fields.get("num_beams", 1), fields.get("num_return_sequences", 1)
-    if not _is_integer(beams) or beams < 2:
-        return []
-    idle = {"do_sample": False, "stop_strings": ()}
-    problems = [
-        f"{name} is {shown(fields[name])}: not computed with num_beams {beams}; pass {name}={off!r}"
-        for name, off in idle.items()
-        if fields.get(name)
-    ]
-    if _is_integer(wanted) and wanted > beams:
-        problems.append(
-            f"num_return_sequences is {wanted}, above num_beams {beams}: there are no more texts"
-        )
-    return problems
+    fields["sequence_bias"] = tuple(
+        (tuple(ids), float(bias)) for ids, bias in fields.get("sequence_bias") or ()
+    )
+    fields["weights"] = STORED.get(fields.get("weights") or "")
+    decay, seeds = fields.get("exponential_decay_length_penalty"), fields.get("seeds")
+    fields["exponential_decay_length_penalty"] = None if decay is None else tuple(decay)
+    fields["seeds"] = None if seeds is None else tuple(seeds)
+    for field in dataclasses.fields(GenerationOptions):
+        if fields.get(field.name, field.default) is None and field.name not in MAY_BE_NONE:
+            fields[field.name] = field.default
+    return fields
 
 
 def _known(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,92 +328,3 @@ def _pad_id(bundle: Bundle, merged: Mapping[str, Any], ends: tuple[Any, ...]) ->
         if value is not None and value != -1:
             return value
     return ends[0] if ends else 0
-
-
-def _outside(bundle: Bundle, fields: Mapping[str, Any]) -> list[str]:
-    """Name the ids that the vocabulary does not have."""
-    size = bundle.model.vocab_size
-    named = {name: fields[name] for name in ("eos_token_id", "pad_token_id")}
-    named |= {name: fields[name] for name in BANS if isinstance(fields.get(name), list | tuple)}
-    return [
-        f"{name} is {shown(value)}, outside the vocabulary [0, {size})"
-        for name, values in named.items()
-        for value in (values if isinstance(values, list | tuple) else (values,))
-        if not _is_integer(value) or not 0 <= value < size
-    ]
-
-
-def _problem(name: str, value: Any) -> str | None:
-    """Return what is wrong with one option's value, or None."""
-    if name in ("eos_token_id", "pad_token_id"):
-        return None
-    if name in BANS:
-        return None if value is None or isinstance(value, list | tuple) else _not_ids(name, value)
-    if name == "bad_words_ids":
-        good = value is None or (
-            isinstance(value, list | tuple)
-            and all(isinstance(word, list | tuple) and len(word) == 1 for word in value)
-            and all(_is_integer(word[0]) for word in value)
-        )
-        return (
-            None
-            if good
-            else f"bad_words_ids is {shown(value)}: only words of one id each are computed here"
-        )
-    if name == "stop_strings":
-        good = not value or all(isinstance(text, str) and text for text in value)
-        return (
-            None if good else f"stop_strings is {shown(value)}, expected texts that are not empty"
-        )
-    if name == "early_stopping":
-        good = isinstance(value, bool) or value == "never"
-        return (
-            None if good else f'early_stopping is {shown(value)}, expected true, false or "never"'
-        )
-    if name == "do_sample":
-        good = isinstance(value, bool)
-        return None if good else f"do_sample is {shown(value)}, expected true or false"
-    expected, test = _RANGES[name]
-    if value is None and name in ("top_k", "top_p", "min_p"):
-        return None
-    return None if test(value) else f"{name} is {shown(value)}, expected {expected}"
-
-
-def _not_ids(name: str, value: Any) -> str:
-    return f"{name} is {shown(value)}, expected a list of ids"
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _count(least: int, most: int = 2**31 - 1):
-    return lambda value: _is_integer(value) and least <= value <= most
-
-
-def _number(test):
-    def check(value: Any) -> bool:
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        return real and math.isfinite(value) and test(value)
-
-    return check
-
-
-_RANGES = {
-    "max_new_tokens": ("an integer of at least 0", _count(0)),
-    "max_length": ("an integer of at least 1", _count(1)),
-    "min_new_tokens": ("an integer of at least 0", _count(0)),
-    "min_length": ("an integer of at least 0", _count(0)),
-    "temperature": (
-        "a number above 0 (for the likeliest token: do_sample=False)",
-        _number(lambda v: v > 0),
-    ),
-    "top_k": ("an integer of at least 1, or 0 to keep all", _count(0)),
-    "top_p": ("a number in (0, 1]", _number(lambda v: 0 < v <= 1)),
-    "min_p": ("a number in [0, 1]", _number(lambda v: 0 <= v <= 1)),
-    "repetition_penalty": ("a number above 0", _number(lambda v: v > 0)),
-    "num_beams": ("an integer of at least 1", _count(1)),
-    "length_penalty": ("a number", _number(lambda v: True)),
-    "num_return_sequences": ("an integer of at least 1", _count(1)),
-    "seed": ("an integer in [0, 2**32)", _count(0, 2**32 - 1)),
-}

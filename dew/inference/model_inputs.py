@@ -84,6 +84,9 @@ def mask_positions(mask: Any) -> Any:
 
 def _array(value: Any) -> jax.Array:
     kind = jnp.int32 if jnp.issubdtype(value.dtype, jnp.integer) else None
+    if isinstance(value, np.ndarray) and kind is not None:
+        # On the host: JAX would compile a conversion for every shape.
+        value = value.astype(np.int32)
     return jnp.asarray(value, kind)
 
 

@@ -30,6 +30,7 @@ class SpeechPrompt:
             task is given; the first may be None, for the language that is heard.
         no_timestamps: the id that asks for a text without times, or None.
         before: ids of a text that came before, or None.
+        timed: whether the text is to hold times; `no_timestamps` then stands in no prompt.
     """
 
     start: int
@@ -40,9 +41,10 @@ class SpeechPrompt:
     forced: tuple[int | None, ...] = ()
     no_timestamps: int | None = None
     before: tuple[int, ...] = field(default=())
+    timed: bool = False
 
     def ids(self, rows: int, heard: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the prompts, int32 [N, W].
+        """Return the prompts, int32 [N, W], without the text that came before.
 
         Args:
             rows: N, how many sounds there are.
@@ -68,10 +70,13 @@ class SpeechPrompt:
                 row.append(self._task(self.task))
             elif self.language is not None and self.tasks and "transcribe" in self.tasks:
                 row.append(self.tasks["transcribe"])
-            if self.no_timestamps is not None and row[-1:] != [self.no_timestamps]:
+            stands = self.no_timestamps is not None and row[-1:] == [self.no_timestamps]
+            if stands and self.timed:
+                row.pop()
+            if not stands and not self.timed:
                 row.append(self.no_timestamps)
         kept = [[part for part in row if part is not None] for row in prompts]
-        return np.array([[*self.before, self.start, *row] for row in kept], np.int32)
+        return np.array([[self.start, *row] for row in kept], np.int32)
 
     def _named(self, rows: int) -> list[int] | None:
         """Return the id of each sound's language where one is asked for."""
@@ -115,7 +120,12 @@ class SpeechPrompt:
 
 
 def read_prompt(
-    config: Mapping[str, Any], options: Mapping[str, Any], start: int, vocab_size: int
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],
+    start: int,
+    vocab_size: int,
+    *,
+    timed: bool = False,
 ) -> SpeechPrompt:
     """Return what a call asks for.
 
@@ -124,6 +134,7 @@ def read_prompt(
         options: of the call: `language`, `task`, `is_multilingual`, `prompt_ids`.
         start: the id that every text begins with.
         vocab_size: how many ids there are.
+        timed: whether the text is to hold times.
 
     Raises:
         InputRefused: a language or a task asked of a model of English alone, ids outside the
@@ -145,6 +156,7 @@ def read_prompt(
         forced=_forced(config.get("forced_decoder_ids")),
         no_timestamps=config.get("no_timestamps_token_id"),
         before=tuple(before.tolist()),
+        timed=timed,
         **asked,
     )
     named = [*prompt.before, *prompt.forced, prompt.no_timestamps]

@@ -10,7 +10,8 @@ import numpy as np
 
 from dew.errors import InputRefused, shown
 from dew.inference.bundle import Bundle
-from dew.inference.decode import Streamer, continued
+from dew.inference.cache import bucket
+from dew.inference.decode import Streamer, compiled, continued, streamed
 from dew.inference.generation import GenerationOptions, generation_options
 from dew.inference.model_inputs import checked_inputs
 from dew.inference.streaming import TextStream
@@ -115,6 +116,60 @@ class TextGeneration:
             )
         return results[0] if single else results
 
+    def stream(self, text_inputs: Prompt, **options: Any) -> Iterator[str]:
+        """Continue one prompt, and give each piece of new text once it is complete.
+
+        Args:
+            text_inputs: a text or a conversation.
+            **options: as for a call, those that bear on what is returned aside.
+
+        Returns:
+            An iterator: what it has not given yet is not computed. Its texts joined are the
+            `generated_text` of a call with `return_full_text=False`.
+
+        Raises:
+            InputRefused: as a call, before the first piece; several prompts or sequences.
+        """
+        prompts, single = _prompts(text_inputs)
+        call = {name: options.pop(name, value) for name, value in self._call.items()}
+        settings = self._settings(options)
+        if not single or settings.num_return_sequences > 1:
+            raise InputRefused("stream takes one prompt, with num_return_sequences=1")
+        goes_on = _continues(prompts[0], call["continue_final_message"])
+        ids = self._encode(prompts, [goes_on], call["add_special_tokens"])
+        prompt = np.asarray(ids, np.int32)
+        checked_inputs(self.bundle.model, {"input_ids": prompt})
+        return self._pieces(prompt, streamed(self.bundle, settings, prompt))
+
+    def _pieces(self, prompt: np.ndarray, made: Iterator[np.ndarray]) -> Iterator[str]:
+        pieces: list[str] = []
+        stream = TextStream(self._processor, pieces.append)
+        stream.put(prompt)
+        for ids in made:
+            for step in ids.T:
+                stream.put(step)
+            yield from pieces
+            pieces.clear()
+        stream.end()
+        yield from pieces
+
+    def warm_up(self, longest: int = 512, *, batch_size: int = 1, **options: Any) -> None:
+        """Compile ahead what calls with these options need, so that none of them waits for it.
+
+        Args:
+            longest: ids of the longest prompt.
+            batch_size: prompts a batch.
+            **options: as for a call; those that choose rules choose programs.
+        """
+        settings = self._settings(options)
+        limit = self.bundle.model.position_limit
+        wanted = settings.max_new_tokens or settings.assumed_new_tokens
+        if limit is not None:
+            longest = max(min(longest, limit - wanted), 1)
+        rows = batch_size * settings.copies
+        for length in sorted({min(bucket(at), longest) for at in range(1, longest + 1)}):
+            compiled(self.bundle, settings, rows, length)
+
     def _settings(self, given: Mapping[str, Any]) -> GenerationOptions:
         given = {**self._options, **given}
         if "stop_sequence" in given:
@@ -186,13 +241,16 @@ class TextGeneration:
             width = max(map(len, batch))
             tokens = np.full((len(batch), width), settings.pad_token_id, np.int32)
             mask = np.zeros_like(tokens)
-            for row, own in enumerate(batch):
-                tokens[row, width - len(own) :] = own
-                mask[row, width - len(own) :] = 1
+            for row, prompt in enumerate(batch):
+                tokens[row, width - len(prompt) :] = prompt
+                mask[row, width - len(prompt) :] = 1
             checked_inputs(self.bundle.model, {"input_ids": tokens, "attention_mask": mask})
+            own = settings
+            if settings.seeds is not None:
+                own = dataclasses.replace(settings, seeds=settings.seeds[start : start + size])
             made, lengths = continued(
                 self.bundle,
-                settings,
+                own,
                 np.repeat(tokens, settings.copies, axis=0),
                 np.repeat(mask, settings.copies, axis=0),
                 streamer=streamer,

@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from dew.inference.bundle import Bundle
+from dew.inference.narrow import narrow
 from dew.nn.block import BlockSpec
 from dew.nn.lora import plain_variables
+from dew.nn.quantized import Quantized
 from dew.typing import Variables
 
 Norm = dict[str, jax.Array]
+Matrix = jax.Array | Quantized
 
 
 class LayerWeights(NamedTuple):
@@ -22,9 +25,9 @@ class LayerWeights(NamedTuple):
 
     norms: dict[str, Norm]
     head_norms: tuple[Norm, Norm] | None
-    qkv: jax.Array
+    qkv: Matrix
     qkv_bias: jax.Array | None
-    out: jax.Array
+    out: Matrix
     out_bias: jax.Array | None
     mlp: MLPWeights | dict[str, jax.Array]
 
@@ -32,75 +35,95 @@ class LayerWeights(NamedTuple):
 class MLPWeights(NamedTuple):
     """A plain or gated MLP; the matrices of a mixture of experts stay a dict by their names."""
 
-    inner: jax.Array
+    inner: Matrix
     inner_bias: jax.Array | None
-    down: jax.Array
+    down: Matrix
     down_bias: jax.Array | None
 
 
 class DecodeWeights(NamedTuple):
     """All weights of a model; `head` is None where it is the embedding."""
 
-    embed: jax.Array
+    embed: Matrix
     positions: jax.Array | None
     layers: tuple[LayerWeights, ...]
     norm: Norm | None
-    head: jax.Array | None
+    head: Matrix | None
 
 
-_CACHED: weakref.WeakKeyDictionary[Bundle, tuple[list[weakref.ref], DecodeWeights]] = (
-    weakref.WeakKeyDictionary()
-)
+_Kept = dict[str | None, tuple[list[weakref.ref], DecodeWeights]]
+_CACHED: weakref.WeakKeyDictionary[Bundle, _Kept] = weakref.WeakKeyDictionary()
 
 
-def decode_weights(bundle: Bundle) -> DecodeWeights:
+def decode_weights(bundle: Bundle, stored: str | None = None) -> DecodeWeights:
     """Return the bundle's weights as the decode step reads them, made once and then kept.
 
     A product of few rows streams a whole array [inputs, outputs] at memory speed; [outputs,
     inputs] is up to twice as slow on CPU, and a slice of a stacked array is copied first. The
     copy lives as long as the bundle, and is made anew if one of its arrays was replaced. The
-    embedding is shared, not copied.
+    embedding is shared, not copied, unless it is stored otherwise.
+
+    Args:
+        bundle: of a `CausalTransformer`.
+        stored: how `dew.inference.narrow` is to store the matrices and tables, experts' aside; None
+            for the model's compute dtype.
     """
     leaves = jax.tree.leaves(bundle.variables)
-    kept = _CACHED.get(bundle)
+    copies = _CACHED.setdefault(bundle, {})
+    kept = copies.get(stored)
     if kept is not None and _same(kept[0], leaves):
         return kept[1]
-    weights = split(bundle.model, bundle.variables)
-    _CACHED[bundle] = ([weakref.ref(leaf) for leaf in leaves], weights)
+    weights = split(bundle.model, bundle.variables, stored)
+    copies[stored] = ([weakref.ref(leaf) for leaf in leaves], weights)
     return weights
 
 
-def split(model: Any, variables: Variables) -> DecodeWeights:
-    """Return `DecodeWeights` of a `CausalTransformer`, in its compute dtype, adapters merged."""
+def split(model: Any, variables: Variables, stored: str | None = None) -> DecodeWeights:
+    """Return `DecodeWeights` of a `CausalTransformer`, adapters merged; see `decode_weights`."""
     variables = plain_variables(variables, model.adapter_scale)
     params = variables["params"]
     adapters = variables.get("lora", {}).get("layers", {})
     dtype = jnp.dtype(model.dtype)
     rows = params.get("position_embed")
     return DecodeWeights(
-        embed=jnp.asarray(params["embed"]["table"], dtype),
+        embed=_table(params["embed"]["table"], stored, dtype),
         positions=None if rows is None else jnp.asarray(rows["table"], dtype),
         layers=tuple(
-            _layer(model.block_spec, dtype, params["layers"], adapters, index)
+            _layer(model.block_spec, dtype, stored, params["layers"], adapters, index)
             for index in range(model.num_layers)
         ),
         norm=dict(params["final_norm"]) if model.final_norm else None,
-        head=None if model.tied_head else jnp.asarray(params["head"]["table"], dtype),
+        head=None if model.tied_head else _table(params["head"]["table"], stored, dtype),
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _layer(spec: BlockSpec, dtype, stacked: dict, adapters: dict, index: jax.Array) -> LayerWeights:
+def _table(rows: Any, stored: str | None, dtype: jnp.dtype) -> Matrix:
+    """Return a table [V, D], in eight bits with a scale a row: a head's outputs."""
+    if stored == "int8":
+        return jax.jit(lambda rows: narrow(rows.T, stored, dtype))(jnp.asarray(rows))
+    return jnp.asarray(rows, dtype if stored is None else stored)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _layer(
+    spec: BlockSpec,
+    dtype: Any,
+    stored: str | None,
+    stacked: dict,
+    adapters: dict,
+    index: jax.Array,
+) -> LayerWeights:
     # One compiled program for all layers: the index is traced.
     layer, low = jax.tree.map(lambda leaf: leaf[index], (stacked, adapters))
     attention = layer["attention"]
 
-    def matrix(part: str, names: tuple[str, ...], inputs: int) -> jax.Array:
+    def matrix(part: str, names: tuple[str, ...], inputs: int) -> Matrix:
         merged = [
             _merged(layer[part][name]["kernel"], low.get(part, {}).get(name), spec.adapter_scale)
             for name in names
         ]
-        return jnp.concatenate([k.reshape(inputs, -1) for k in merged], axis=1).astype(dtype)
+        whole = jnp.concatenate([k.reshape(inputs, -1) for k in merged], axis=1)
+        return narrow(whole, stored, dtype)
 
     def biases(part: dict, names: tuple[str, ...]) -> jax.Array | None:
         if "bias" not in part[names[0]]:

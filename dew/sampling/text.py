@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 REMOVED = -jnp.inf
+TOP_H_TOKENS = 100
 
 
 class Rules(NamedTuple):
@@ -20,6 +21,16 @@ class Rules(NamedTuple):
     top_k: int | None = None
     top_p: jax.Array | float | None = None
     min_p: jax.Array | float | None = None
+    top_h: jax.Array | float | None = None
+    typical_p: jax.Array | float | None = None
+    epsilon: jax.Array | float | None = None
+    eta: jax.Array | float | None = None
+
+    @property
+    def reads_whole_rows(self) -> bool:
+        """Whether a rule needs more than the k likeliest tokens."""
+        after = (self.top_h, self.typical_p, self.epsilon, self.eta)
+        return any(rule is not None for rule in after)
 
 
 def penalize_repetition(logits: jax.Array, seen: jax.Array, penalty: jax.Array | float):
@@ -82,21 +93,91 @@ def keep_min_p(logits: jax.Array, p: jax.Array | float) -> jax.Array:
     """
     probabilities = jax.nn.softmax(logits, axis=-1)
     top = jnp.max(probabilities, axis=-1, keepdims=True)
-    removed = (probabilities < p * top) & (logits < jnp.max(logits, axis=-1, keepdims=True))
+    removed = (probabilities < p * top) & (logits < _largest(logits))
     return jnp.where(removed, REMOVED, logits)
 
 
+def keep_top_h(logits: jax.Array, share: jax.Array | float) -> jax.Array:
+    """Return logits with the likeliest tokens kept while they hold that share of the entropy.
+
+    Args:
+        logits: [N, V]; of them the 100 likeliest are looked at.
+        share: in (0, 1].
+
+    Source: Potraghloo et al. 2025, arXiv:2509.02510, as in transformers 5.24.
+    """
+    top, ids = jax.lax.top_k(logits, min(TOP_H_TOKENS, logits.shape[-1]))
+    scores = jax.nn.log_softmax(top, axis=-1)
+    terms = -jnp.exp(scores) * jnp.where(jnp.isfinite(scores), scores, 0.0)
+    kept = jnp.cumsum(terms, axis=-1) <= jnp.sum(terms, axis=-1, keepdims=True) * share
+    rows = jnp.arange(len(logits))[:, None]
+    keep = jnp.zeros(logits.shape, bool).at[rows, ids].set(kept.at[:, 0].set(True))
+    return jnp.where(keep, logits, REMOVED)
+
+
+def keep_typical(logits: jax.Array, mass: jax.Array | float) -> jax.Array:
+    """Return logits with the tokens kept whose surprise is nearest the expected one.
+
+    Args:
+        logits: [N, V].
+        mass: what they hold together, in (0, 1).
+
+    Source: Meister et al. 2022, arXiv:2202.00666.
+    """
+    scores = jax.nn.log_softmax(logits, axis=-1)
+    shares = jnp.exp(scores)
+    surprise = -jnp.sum(jnp.where(shares > 0, shares * scores, 0.0), axis=-1, keepdims=True)
+    away = jnp.abs(-scores - surprise)
+    order = jnp.argsort(away, axis=-1, stable=True)
+    held = jnp.cumsum(jax.nn.softmax(jnp.take_along_axis(logits, order, -1), axis=-1), axis=-1)
+    last = jnp.minimum(jnp.sum(held < mass, axis=-1, keepdims=True), logits.shape[-1] - 1)
+    bound = jnp.take_along_axis(jnp.take_along_axis(away, order, -1), last, -1)
+    nearest = jnp.arange(logits.shape[-1]) == order[:, :1]
+    return jnp.where((away > bound) & ~nearest, REMOVED, logits)
+
+
+def keep_likely(logits: jax.Array, least: jax.Array | float) -> jax.Array:
+    """Return logits with tokens less likely than `least` ([N, 1] or one) removed, one aside.
+
+    Source: Hewitt et al. 2022, arXiv:2210.15191 (epsilon sampling).
+    """
+    unlikely = jax.nn.softmax(logits, axis=-1) < least
+    return jnp.where(unlikely & (logits < _largest(logits)), REMOVED, logits)
+
+
+def keep_eta(logits: jax.Array, epsilon: jax.Array | float) -> jax.Array:
+    """Return `keep_likely` of a bound that falls with the entropy: eta sampling.
+
+    Args:
+        logits: [N, V].
+        epsilon: in (0, 1).
+
+    Source: Hewitt et al. 2022, arXiv:2210.15191.
+    """
+    scores = jax.nn.log_softmax(logits, axis=-1)
+    shares = jnp.exp(scores)
+    entropy = -jnp.sum(jnp.where(shares > 0, shares * scores, 0.0), axis=-1, keepdims=True)
+    bound = jnp.sqrt(jnp.float32(epsilon)) * jnp.exp(-entropy)
+    return keep_likely(logits, jnp.minimum(epsilon, bound))
+
+
 def filtered(logits: jax.Array, rules: Rules) -> jax.Array:
-    """Return logits [N, V] after temperature, top-k, top-p and min-p, in that order."""
+    """Return logits [N, V] after the rules, in transformers' order."""
     if rules.temperature is not None:
         logits = scale_temperature(logits, rules.temperature)
+    if rules.top_h is not None:
+        logits = keep_top_h(logits, rules.top_h)
     if rules.top_k is not None:
         logits = keep_top_k(logits, rules.top_k)
     if rules.top_p is not None:
         logits = keep_top_p(logits, rules.top_p)
     if rules.min_p is not None:
         logits = keep_min_p(logits, rules.min_p)
-    return logits
+    if rules.typical_p is not None:
+        logits = keep_typical(logits, rules.typical_p)
+    if rules.epsilon is not None:
+        logits = keep_likely(logits, rules.epsilon)
+    return logits if rules.eta is None else keep_eta(logits, rules.eta)
 
 
 def draw(logits: jax.Array, keys: jax.Array, rules: Rules) -> jax.Array:
@@ -110,7 +191,7 @@ def draw(logits: jax.Array, keys: jax.Array, rules: Rules) -> jax.Array:
     Returns:
         int32 [N].
     """
-    if rules.top_k is None or rules.top_k >= logits.shape[-1]:
+    if rules.top_k is None or rules.top_k >= logits.shape[-1] or rules.reads_whole_rows:
         return _categorical(filtered(logits, rules), keys)
     if rules.temperature is not None:
         logits = scale_temperature(logits, rules.temperature)
@@ -130,6 +211,10 @@ def _draw_among(values, ids, keys, rules: Rules) -> jax.Array:
     ids, values = jax.lax.sort((ids, values), num_keys=1, dimension=-1)
     chosen = _categorical(filtered(values, rules), keys)
     return jnp.take_along_axis(ids, chosen[:, None], axis=-1)[:, 0]
+
+
+def _largest(logits: jax.Array) -> jax.Array:
+    return jnp.max(logits, axis=-1, keepdims=True)
 
 
 def _nucleus_removes(ascending: jax.Array, p: jax.Array | float) -> jax.Array:
