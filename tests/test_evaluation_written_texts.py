@@ -8,7 +8,7 @@ import pytest
 from bridges.finetune.bleu import Bleu
 from dew.artifacts import Predictions
 from dew.evaluation.error_rates import ErrorRate
-from dew.evaluation.rouge import KINDS, Rouge
+from dew.evaluation.rouge import KINDS, Rouge, porter_stems, rouge, words
 from dew.evaluation.written_texts import WrittenTexts
 
 VOCABULARY = [
@@ -22,6 +22,8 @@ VOCABULARY = [
     "3rd",
     "so",
     "thunder",
+    "thundering",
+    "Fairest",
     "\n",
     "in",
     "rain",
@@ -57,12 +59,25 @@ def score(metric, size: int = 5) -> float:
 SIDES = WrittenTexts(lambda ids: WRITTEN[ids[0]], RIGHT)
 
 
+@pytest.mark.parametrize("stems", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_rouge_is_rouge_scores(kind):
-    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer([kind])
+def test_rouge_is_rouge_scores(kind, stems):
+    scorers = pytest.importorskip("rouge_score.rouge_scorer")
+    scorer = scorers.RougeScorer([kind], use_stemmer=stems)
     pairs = zip(RIGHT, WRITTEN, strict=True)
     wanted = np.mean([scorer.score(right, written)[kind].fmeasure for right, written in pairs])
-    np.testing.assert_allclose(score(Rouge(kind, SIDES)), wanted, rtol=1e-12)
+    np.testing.assert_allclose(score(Rouge(kind, SIDES, stems)), wanted, rtol=1e-12)
+
+
+def test_stems_are_the_words_that_porters_stemmer_gives():
+    """rouge_score's own tokenizer on inflected words, short ones and numbers."""
+    tokenize = pytest.importorskip("rouge_score.tokenize").tokenize
+    text = "Thunders, thundering thundered; fairly fairest is was 3rds dying skies generously"
+    stem = porter_stems()
+    assert words(text, stem) == tokenize(text, type("S", (), {"stem": staticmethod(stem)}))
+    assert words(text, stem)[:3] == ["thunder"] * 3
+    assert rouge("rouge1", "thundering", "thunders", stem=stem) == 1
+    assert rouge("rouge1", "thundering", "thunders") == 0
 
 
 @pytest.mark.parametrize("kind", ["wer", "cer"])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dew.artifacts import ImageGrid, VideoGrid
 from dew.errors import InputRefused
-from dew.evaluation.moments import Moments, merged, moments
+from dew.evaluation.moments import Gaussian, Moments, merged, moments
 from dew.evaluation.pixels import (
     ImageOrVideo,
     Pixels,
@@ -47,7 +47,8 @@ class FrechetDistance:
 
     Args:
         encoder: bytes [N, H, W, 3] to features [N, D]. FID is an `InceptionEncoder` with the
-            published weights: `bridges.encoders.inception.load_inception(path)`.
+            published weights, `bridges.encoders.inception.load_inception(path)`; its `mode` says
+            whose FID: pytorch-fid's, clean-fid's, torch-fidelity's or torchmetrics'.
         reference: where the batch holds the real images.
         name: in the log, after the split's.
         reads: the artifact class; a video's frames count as images.
@@ -107,26 +108,38 @@ class FrechetDistance:
         return frechet_distance(total.real, total.generated)
 
     def _moments(self, pixels: Pixels) -> Moments:
-        if self.encoder is None:
-            raise InputRefused(
-                f"{self.name}: no encoder. Give one with weights: metrics.fid(encoder="
-                "bridges.encoders.inception.load_inception(PATH)), where PATH holds pytorch-fid's "
-                "pt_inception-2015-12-05-6726825d.pth or the same as safetensors."
-            )
-        levels = rgb(self.name, pixels)
-        if not len(levels):
-            return moments(np.zeros((0, 1)))
-        features = np.asarray(self.encoder(levels), np.float64)
-        return moments(np.where(pixels.finite[:, None], features, np.nan))
+        return moments(encoded(self.encoder, self.name, pixels))
+
+
+def encoded(
+    encoder: Encoder | None, name: str, pixels: Pixels, *, features: int = 2048
+) -> NDArray[np.floating]:
+    """Return an encoder's features [N, D] of images, NaN for those that were not finite.
+
+    Args:
+        encoder: bytes [N, H, W, 3] to features [N, D].
+        name: of the metric, for the message.
+        pixels: the images; there may be none.
+        features: what the message asks an encoder for.
+
+    Raises:
+        InputRefused: no encoder, or images of neither one channel nor three.
+    """
+    if encoder is None:
+        asked = "" if features == 2048 else f", features={features}"
+        raise InputRefused(
+            f"{name}: no encoder. Give one with weights: metrics.{name}(encoder="
+            f"bridges.encoders.inception.load_inception(PATH{asked})), where PATH holds "
+            "pytorch-fid's pt_inception-2015-12-05-6726825d.pth or the same as safetensors."
+        )
+    levels = rgb(name, pixels)
+    if not len(levels):
+        return np.zeros((0, 1))
+    return np.where(pixels.finite[:, None], np.asarray(encoder(levels)), np.nan)
 
 
 def frechet_distance(real: Moments, generated: Moments) -> float:
-    """Return |m₁ - m₂|² + tr(C₁ + C₂ - 2 (C₁ C₂)^½), at least 0.
-
-    The trace of the root is the sum of the singular values of A₁ᵀ A₂, where C = A Aᵀ by the
-    eigenvectors of C: the square roots of the eigenvalues of C₁^½ C₂ C₁^½, without rounding them
-    before the root is taken. N rows fix min(D, N - 1) eigenvalues; the others are zero and are
-    left out, so that few rows cost no digits, and nothing complex can arise.
+    """Return the Fréchet distance of the normal distributions fitted to two populations.
 
     Args:
         real: moments of at least two rows.
@@ -139,21 +152,44 @@ def frechet_distance(real: Moments, generated: Moments) -> float:
         InputRefused: unlike numbers of features.
         ValueError: fewer than two rows.
     """
-    if real.mean.shape != generated.mean.shape:
-        raise InputRefused(
-            f"features of {len(real.mean)} and {len(generated.mean)}; expected one encoder for both"
-        )
+    _check_alike(real.mean, generated.mean)
+    return gaussian_distance(real.gaussian(), generated.gaussian())
+
+
+def gaussian_distance(real: Gaussian, generated: Gaussian) -> float:
+    """Return |m₁ - m₂|² + tr(C₁ + C₂ - 2 (C₁ C₂)^½), at least 0.
+
+    The trace of the root is the sum of the singular values of A₁ᵀ A₂, where C = A Aᵀ by the
+    eigenvectors of C: the square roots of the eigenvalues of C₁^½ C₂ C₁^½, without rounding them
+    before the root is taken. N rows fix min(D, N - 1) eigenvalues; the others are zero and are
+    left out, so that few rows cost no digits, and nothing complex can arise.
+
+    Args:
+        real: a normal distribution of D features.
+        generated: another.
+
+    Returns:
+        The squared distance; NaN where a feature was not finite.
+
+    Raises:
+        InputRefused: unlike numbers of features.
+    """
+    _check_alike(real.mean, generated.mean)
     shift = real.mean - generated.mean
-    covariances = real.covariance(), generated.covariance()
-    if not all(np.isfinite(part).all() for part in (shift, *covariances)):
+    sides = real, generated
+    if not all(np.isfinite(part).all() for part in (shift, *(side.covariance for side in sides))):
         return math.nan
-    left, right = (
-        _factor(covariance, rows - 1)
-        for covariance, rows in zip(covariances, (real.count, generated.count), strict=True)
-    )
+    left, right = (_factor(side.covariance, side.rank) for side in sides)
     root = np.linalg.svd(left.T @ right, compute_uv=False).sum()
     spread = float((left**2).sum() + (right**2).sum())
     return max(float(shift @ shift) + spread - 2 * float(root), 0.0)
+
+
+def _check_alike(real: NDArray[np.float64], generated: NDArray[np.float64]) -> None:
+    if real.shape != generated.shape:
+        raise InputRefused(
+            f"features of {len(real)} and {len(generated)}; expected one encoder for both"
+        )
 
 
 def _factor(covariance: NDArray[np.float64], rank: int) -> NDArray[np.float64]:

@@ -34,6 +34,29 @@ class Moments:
             raise ValueError(f"a covariance needs at least two rows; found {self.count}")
         return self.scatter / (self.count - 1)
 
+    def gaussian(self) -> Gaussian:
+        """Return the normal distribution of this mean and covariance.
+
+        Raises:
+            ValueError: fewer than two rows.
+        """
+        return Gaussian(self.mean, self.covariance(), min(self.count - 1, len(self.mean)))
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A normal distribution fitted to feature rows.
+
+    Attributes:
+        mean: float64 [D].
+        covariance: float64 [D, D].
+        rank: at most this many of the covariance's eigenvalues are above 0.
+    """
+
+    mean: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    rank: int
+
 
 def moments(features: ArrayLike) -> Moments:
     """Return the moments of feature rows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,28 +14,35 @@ from dew.errors import InputRefused
 from dew.evaluation.written_texts import WrittenTexts
 
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+UNSTEMMED = 3
+"""Letters of a word that is never cut."""
+Stem = Callable[[str], str]
 _OTHER = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True)
 class Rouge:
-    """The mean F-measure of one kind of ROUGE over a whole pass, from 0 to 1, without stemming.
+    """The mean F-measure of one kind of ROUGE over a whole pass, from 0 to 1.
 
     Args:
         kind: one of `KINDS`.
         texts: what was written, and the right texts.
+        use_stemmer: whether words count by their stems, as nltk's Porter stemmer cuts them.
 
     Raises:
-        InputRefused: no such kind.
+        InputRefused: no such kind; stems without nltk.
 
     Source: Lin 2004, as rouge_score 0.1.2 computes it.
     """
 
     kind: str
     texts: WrittenTexts
+    use_stemmer: bool = False
     reads: type = Predictions
 
     def __post_init__(self) -> None:
+        if self.use_stemmer:
+            porter_stems()
         if self.kind not in KINDS:
             raise InputRefused(f"score {self.kind!a:.100} is not known: {', '.join(KINDS)}")
 
@@ -46,8 +53,10 @@ class Rouge:
 
     def __call__(self, scored: Predictions, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the sum of the scores and how many there are, float64 [2]."""
+        stem = porter_stems() if self.use_stemmer else None
         found = [
-            rouge(self.kind, written, right) for written, right in self.texts.pairs(scored, batch)
+            rouge(self.kind, written, right, stem=stem)
+            for written, right in self.texts.pairs(scored, batch)
         ]
         return np.array([sum(found), len(found)], np.float64)
 
@@ -66,17 +75,20 @@ class Rouge:
         return float(total[0] / total[1])
 
 
-def rouge(kind: str, written: str, right: str) -> float:
+def rouge(kind: str, written: str, right: str, *, stem: Stem | None = None) -> float:
     """Return the F-measure of a text against the right one.
 
     Args:
         kind: one of `KINDS`; "rougeLsum" takes each line for a sentence.
         written, right: any texts; case and all but letters a to z and digits do not count.
+        stem: what a word counts as; None for itself.
     """
     if kind == "rougeLsum":
-        sentences = ([words(line) for line in t.split("\n") if line] for t in (right, written))
+        sentences = (
+            [words(line, stem) for line in t.split("\n") if line] for t in (right, written)
+        )
         return _whole_text(*sentences)
-    due, found = words(right), words(written)
+    due, found = words(right, stem), words(written, stem)
     if kind == "rougeL":
         shared = int(_common(due, found)[-1, -1]) if due and found else 0
         return _f(shared, len(found), len(due))
@@ -88,9 +100,25 @@ def rouge(kind: str, written: str, right: str) -> float:
     return _f((due & found).total(), found.total(), due.total())
 
 
-def words(text: str) -> list[str]:
-    """Return the words of a text in lower case."""
-    return _OTHER.sub(" ", text.lower()).split()
+def words(text: str, stem: Stem | None = None) -> list[str]:
+    """Return the words of a text in lower case, those of more than three letters by their stems."""
+    found = _OTHER.sub(" ", text.lower()).split()
+    if stem is None:
+        return found
+    return [stem(word) if len(word) > UNSTEMMED else word for word in found]
+
+
+def porter_stems() -> Stem:
+    """Return Porter's stemmer in nltk's extended form, which rouge_score takes too.
+
+    Raises:
+        InputRefused: nltk is absent.
+    """
+    try:
+        from nltk.stem.porter import PorterStemmer
+    except ImportError:
+        raise InputRefused('ROUGE of stems is cut by nltk: pip install "dew[text]"') from None
+    return PorterStemmer().stem
 
 
 def _f(shared: int, found: int, due: int) -> float:

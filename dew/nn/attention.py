@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from dew.errors import InputRefused
 from dew.nn.dense import Dense
+from dew.nn.dropout import Kept, drawn
 from dew.nn.norms import NORMS
 from dew.nn.recompute import recomputed
 from dew.nn.rotary import rotate
@@ -32,7 +33,7 @@ class Attention(nn.Module):
 
     `head_norm` norms queries and keys before they are turned: "head" each head, "width" all heads
     of a token as one, "" not at all. `score_scale` (None: 1 / √K) multiplies the scores, and
-    `score_cap` c bends them to c tanh(score / c).
+    `score_cap` c bends them to c tanh(score / c). `dropout` is the share of the weights to drop.
 
     Source: Ainslie et al. 2023, arXiv:2305.13245 (G = H is Vaswani et al. 2017).
     """
@@ -52,6 +53,7 @@ class Attention(nn.Module):
     norm_epsilon: float = 1e-6
     score_scale: float | None = None
     score_cap: float | None = None
+    dropout: float = 0.0
 
     @nn.compact
     def __call__(
@@ -99,6 +101,7 @@ class Attention(nn.Module):
             self.attention_impl,
             scale=self.score_scale,
             cap=self.score_cap,
+            kept=drawn(self, weights_shape(query, key), self.dropout),
         )
         out = Dense(
             (self.out_features,),
@@ -141,6 +144,7 @@ def attend(
     *,
     scale: float | None = None,
     cap: float | None = None,
+    kept: Kept | None = None,
 ) -> jax.Array:
     """Return softmax(q kᵀ / √K) v; query head i reads key head i // (H / G).
 
@@ -152,15 +156,18 @@ def attend(
         impl: one of `ATTENTION_IMPLS`.
         scale: multiplies the scores; None for 1 / √K.
         cap: c of c tanh(score / c), or None; such scores are always computed by XLA.
+        kept: which weights stay, bool [B, H, L, S], or None; then XLA computes too.
 
     Returns:
         [B, L, H, K].
     """
     if cap is not None:
+        if kept is not None:
+            raise InputRefused("capped scores know no dropout of their weights; set it to 0")
         return recomputed(partial(_capped, scale=scale, cap=cap))(query, key, value, mask)
     # One query, a step of decoding: XLA reads the cache where it lies.
     chosen = _implementation(impl, query)
-    if chosen == "cudnn" or query.shape[1] == 1:
+    if kept is None and (chosen == "cudnn" or query.shape[1] == 1):
         return jax.nn.dot_product_attention(
             query,
             key,
@@ -173,7 +180,13 @@ def attend(
     length, slots = query.shape[1], key.shape[1]
     if mask is None:
         mask = jnp.tril(jnp.ones((length, slots), bool))[None, None]
-    return softmax_attention(query, key, value, mask, scale=scale)
+    return softmax_attention(query, key, value, mask, scale=scale, kept=kept)
+
+
+def weights_shape(query: jax.Array, key: jax.Array) -> tuple[int, int, int, int]:
+    """Return [B, H, L, S] of queries [B, L, H, K] and keys [B, S, G, K]: the weights' shape."""
+    batch, length, heads, _ = query.shape
+    return batch, heads, length, key.shape[1]
 
 
 def _capped(

@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-SHARPNESS = -0.5
-REACH = 2.0
+from dew.nn.resize_filters import CUBIC, filter_weights
+
 MOST_BITS, LARGEST_WEIGHT = 22, 1 << 15
 
 
@@ -43,23 +43,8 @@ def _resize(levels: NDArray[np.uint8], axis: int, size: int) -> NDArray[np.uint8
 @lru_cache(maxsize=32)
 def _weights(inputs: int, outputs: int) -> tuple[NDArray[np.float64], int]:
     """Return whole-number weights [outputs, inputs] and the bits they were shifted by."""
-    scale = inputs / outputs
-    stretch = max(scale, 1.0)
-    centres = scale * (np.arange(outputs) + 0.5)
-    first = np.maximum((centres - REACH * stretch + 0.5).astype(np.int64), 0)
-    stop = np.minimum((centres + REACH * stretch + 0.5).astype(np.int64), inputs)
-    places = np.arange(inputs)
-    weights = _cubic((places[None] - centres[:, None] + 0.5) / stretch)
-    weights[(places[None] < first[:, None]) | (places[None] >= stop[:, None])] = 0
-    weights /= weights.sum(1, keepdims=True)
+    weights = filter_weights(inputs, outputs, CUBIC)
     bits, largest = 0, weights.max()
     while bits < MOST_BITS and int(0.5 + largest * (1 << (bits + 1))) < LARGEST_WEIGHT:
         bits += 1
     return np.trunc(weights * (1 << bits) + np.where(weights < 0, -0.5, 0.5)), bits
-
-
-def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    x = np.abs(x)
-    near = ((SHARPNESS + 2) * x - (SHARPNESS + 3)) * x * x + 1
-    far = SHARPNESS * (((x - 5) * x + 8) * x - 4)
-    return np.where(x < 1, near, np.where(x < REACH, far, 0.0))

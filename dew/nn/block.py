@@ -14,6 +14,7 @@ from dew.nn.activations import activation
 from dew.nn.attention import Attention, KVCache
 from dew.nn.constraint import constrained
 from dew.nn.dense import INIT_DEVIATION, Dense
+from dew.nn.dropout import NO_DROPOUT, Dropout, dropped
 from dew.nn.norms import NORMS
 from dew.nn.recompute import recomputed
 from dew.nn.sight import Sight
@@ -61,6 +62,7 @@ class BlockSpec:
     residual_scale: float = 1.0
     experts: Experts | None = None
     key_bias: bool = True
+    dropout: Dropout = NO_DROPOUT
 
     def maps_with_bias(self, name: str) -> bool:
         """Say whether the map to "query", "key" or "value" has a bias."""
@@ -103,7 +105,9 @@ class MLP(nn.Module):
             inner = recomputed(lambda gate, up: act(gate) * up)(gate, up)
         else:
             inner = recomputed(act)(up)
-        return self._dense(spec.emb_features, "down")(inner)
+        inner = dropped(self, inner, spec.dropout.mlp_inner)
+        out = self._dense(spec.emb_features, "down")(inner)
+        return dropped(self, out, spec.dropout.mlp_out)
 
     def _dense(self, features: int, name: str) -> Dense:
         spec = self.spec
@@ -220,6 +224,7 @@ class Block(nn.Module):
             norm_epsilon=spec.norm_epsilon,
             score_scale=spec.score_scale,
             score_cap=spec.score_cap,
+            dropout=spec.dropout.attention,
             name="attention",
         )
         kept: list[KVCache | None] = []
@@ -227,7 +232,7 @@ class Block(nn.Module):
         def mixed(x: jax.Array) -> jax.Array:
             out, filled = attention(x, turn, mask, cache, slot)
             kept.append(filled)
-            return out
+            return dropped(self, out, spec.dropout.attention_out)
 
         def normed(name: str, x: jax.Array) -> jax.Array:
             return NORMS[spec.norm](spec.norm_epsilon, spec.param_dtype, name=name)(x)

@@ -1,4 +1,4 @@
-"""Convolutions of images whose channels come last, and batch norms whose statistics are fixed."""
+"""Convolutions of images whose channels come last, and batch norms over their channels."""
 
 from __future__ import annotations
 
@@ -149,19 +149,30 @@ def _summed(padded: jax.Array, kernel: jax.Array, stride: int, dilation: int) ->
 
 STATISTICS = ("running_mean", "running_variance")
 """What parameters that no optimizer moves are called."""
+FOLLOWED = "followed"
+"""The collection that holds their next values, at the paths that they have among the params."""
 
 
-class FixedBatchNorm(nn.Module):
+class BatchNorm(nn.Module):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, the statistics being parameters.
 
-    They are kept as they are: no gradient reaches them, and the train step leaves the parameters
-    of these names alone, since an optimizer's weight decay would shrink them.
+    No gradient reaches them, and the train step leaves the parameters of these names alone, since
+    an optimizer's weight decay would shrink them. Where `apply` may change the collection
+    `followed`, and `follow` is above 0, the batch's own statistics stand in their place, and the
+    running ones follow these: their next values lie in that collection.
 
-    Source: Ioffe and Szegedy 2015, arXiv:1502.03167, as it is evaluated.
+    Args:
+        epsilon: added to the variance.
+        param_dtype: what the parameters are stored in.
+        follow: the share of the batch's statistics in the next running ones; torch's momentum.
+
+    Source: Ioffe and Szegedy 2015, arXiv:1502.03167, and torch 2.14's `BatchNorm2d`, whose running
+    variance is the unbiased one.
     """
 
     epsilon: float
     param_dtype: str = "float32"
+    follow: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -174,8 +185,24 @@ class FixedBatchNorm(nn.Module):
             for name, init in zip(STATISTICS, (zeros, ones), strict=True)
         ]
         mean, variance = (value.astype(jnp.float32) for value in held)
+        learns = self.is_mutable_collection(FOLLOWED) and not self.is_initializing()
+        if self.follow and learns:
+            mean, variance = self._of_batch(x.astype(jnp.float32), mean, variance)
         normed = (x.astype(jnp.float32) - mean) * jax.lax.rsqrt(variance + self.epsilon)
         return _scaled(normed, scale, bias).astype(x.dtype)
+
+    def _of_batch(
+        self, x: jax.Array, mean: jax.Array, variance: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the batch's mean and variance, and put down what the running ones become."""
+        count = x.size // x.shape[-1]
+        own = _channel_sums(x) / count
+        spread = _channel_sums(jnp.square(x - own)) / count
+        unbiased = spread * (count / max(1, count - 1))
+        for name, before, now in zip(STATISTICS, (mean, variance), (own, unbiased), strict=True):
+            kept = (1 - self.follow) * before + self.follow * jax.lax.stop_gradient(now)
+            self.put_variable(FOLLOWED, name, kept)
+        return own, spread
 
 
 @jax.custom_vjp
@@ -214,6 +241,7 @@ class ConvUnit(nn.Module):
         convolution: the fields of `Convolution`, but for its dtypes.
         epsilon: of the norm; None for no norm.
         activation: a Hugging Face activation name; "" for none.
+        follow: as for `BatchNorm`.
         dtype: what is computed in; `param_dtype` is what parameters are stored in.
     """
 
@@ -222,6 +250,7 @@ class ConvUnit(nn.Module):
     activation: str = ""
     dtype: str = "float32"
     param_dtype: str = "float32"
+    follow: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -229,5 +258,5 @@ class ConvUnit(nn.Module):
         fields = {**self.convolution, "dtype": self.dtype, "param_dtype": self.param_dtype}
         x = Convolution(**fields, name="convolution")(x)
         if self.epsilon is not None:
-            x = FixedBatchNorm(self.epsilon, self.param_dtype, name="norm")(x)
+            x = BatchNorm(self.epsilon, self.param_dtype, self.follow, name="norm")(x)
         return activation(self.activation)(x) if self.activation else x

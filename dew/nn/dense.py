@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,23 @@ MANY_ROWS = 64
 XLA's matrix product adds in one long chain there, with half as much error again as torch's, and for
 few rows twice as much or more. From `MANY_ROWS` rows on XLA joins the parts into one chain again,
 and cutting only costs a third of the product's time."""
+
+
+class Pieces(NamedTuple):
+    """A kernel [in, features] cut along its inputs ahead of time, so that no call copies a part.
+
+    Args:
+        parts: whose products are added up, each [some inputs, features].
+    """
+
+    parts: tuple[jax.Array, ...]
+
+
+def in_pieces(kernel: Any) -> Any:
+    """Return a kernel [in, features] as `linear` cuts it for few rows on CPU, or as it is."""
+    if len(kernel) <= LONG_SUM or jax.default_backend() != "cpu":
+        return kernel
+    return Pieces(tuple(kernel[i:j] for i, j in _bounds(len(kernel))))
 
 
 class Dense(nn.Module):
@@ -61,7 +78,7 @@ class Dense(nn.Module):
 
     def _kernel(self, shape: tuple[int, ...]) -> Any:
         held = self.get_variable("params", "kernel")
-        if isinstance(held, Quantized):
+        if isinstance(held, Quantized | Pieces):
             return held
         init = nn.initializers.normal(INIT_DEVIATION)
         return self.param("kernel", init, shape, self.param_dtype)
@@ -128,7 +145,11 @@ def output_lengths(kernel: jax.Array, inputs: int) -> jax.Array:
 
 
 def product(x: jax.Array, kernel: Any, inputs: int) -> jax.Array:
-    """Return `linear` of a kernel that is an array or stored narrow."""
+    """Return `linear` of a kernel that is an array, in pieces or stored narrow."""
+    if isinstance(kernel, Pieces):
+        rows = _rows(x, inputs)
+        y = _added(rows, [part.astype(x.dtype) for part in kernel.parts])
+        return y.reshape(*x.shape[: x.ndim - inputs], -1)
     if isinstance(kernel, Quantized):
         return narrow_linear(x, kernel, partial(linear, inputs=inputs))
     out: Any = linear(x, kernel, inputs)
@@ -168,9 +189,18 @@ def _in_parts(rows: jax.Array, matrix: jax.Array) -> jax.Array:
     length = len(matrix)
     if length <= LONG_SUM or len(rows) >= MANY_ROWS or jax.default_backend() != "cpu":
         return rows @ matrix
+    return _added(rows, [matrix[i:j] for i, j in _bounds(length)])
+
+
+def _bounds(length: int) -> list[tuple[int, int]]:
     parts = round(length / SUM_PART)
-    bounds = [length * part // parts for part in range(parts + 1)]
-    return reduce(jnp.add, (rows[:, i:j] @ matrix[i:j] for i, j in pairwise(bounds)))
+    return list(pairwise(length * part // parts for part in range(parts + 1)))
+
+
+def _added(rows: jax.Array, parts: Sequence[jax.Array]) -> jax.Array:
+    ends = list(accumulate(map(len, parts), initial=0))
+    products = (rows[:, i:j] @ part for (i, j), part in zip(pairwise(ends), parts, strict=True))
+    return reduce(jnp.add, products)
 
 
 def _rows(x: jax.Array, inputs: int) -> jax.Array:

@@ -13,6 +13,7 @@ from dew.errors import InputRefused
 from dew.nn.activations import activation
 from dew.nn.backbones.encoder_block import ENCODER_NORMS, linear_axes, norm_axes
 from dew.nn.dense import INIT_DEVIATION, Dense
+from dew.nn.dropout import NO_DROPOUT, Dropout, dropped
 
 HEAD_TASKS = {
     "": "feature-extraction",
@@ -79,6 +80,7 @@ class Head(nn.Module):
     tied: bool = True
     dtype: str = "float32"
     param_dtype: str = "float32"
+    dropout: Dropout = NO_DROPOUT
 
     @nn.compact
     def __call__(
@@ -97,6 +99,7 @@ class Head(nn.Module):
         """
         spec = self.spec
         x = pooled_states(hidden, mask, spec.pool) if spec.kind == "sequence" else hidden
+        x = dropped(self, x, self.dropout.head_in)
         if spec.features is not None:
             x = self._dense(spec.features, spec.dense_bias, "dense")(x)
             x = activation(spec.activation)(x)
@@ -104,6 +107,7 @@ class Head(nn.Module):
                 x = ENCODER_NORMS[spec.norm](spec.norm_epsilon, self.param_dtype, name="norm")(x)
         if spec.kind == "masked":
             return {"logits": self._scores(x, table)}
+        x = dropped(self, x, self.dropout.head_out)
         logits = self._dense(spec.outputs, spec.out_bias, "out")(x).astype(jnp.float32)
         if spec.kind == "span":
             return {"start_logits": logits[..., 0], "end_logits": logits[..., 1]}

@@ -124,14 +124,23 @@ def quantized(kernel: Any, kind: str, *, inputs: int, stacked: bool) -> Quantize
     Raises:
         InputRefused: an unknown kind.
     """
-    if kind not in BITS:
-        raise InputRefused(f"no way {kind!a:.100} to store weights{nearest(kind, BITS)}; int8, nf4")
+    check_kind(kind)
     shape = tuple(kernel.shape[stacked:])
     lead = tuple(kernel.shape[:1]) if stacked else ()
     matrix = jnp.asarray(kernel, jnp.float32).reshape(*lead, math.prod(shape[:inputs]), -1)
     encode = _rows if kind == "int8" else _blocks
     codes, absmax = encode(jnp.swapaxes(matrix, -1, -2), lead)
     return Quantized(codes, absmax, shape, inputs)
+
+
+def check_kind(kind: str) -> None:
+    """Refuse an unknown way to store weights.
+
+    Raises:
+        InputRefused: no name of `BITS`.
+    """
+    if kind not in BITS:
+        raise InputRefused(f"no way {kind!a:.100} to store weights{nearest(kind, BITS)}; int8, nf4")
 
 
 def _rows(matrix: jax.Array, lead: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:

@@ -7,6 +7,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from dew.nn.dropout import Kept
+
 HIDDEN = -1e30
 """What stands in place of a score that a mask hides: finite, and its exponential is 0."""
 
@@ -19,6 +21,7 @@ def softmax_attention(
     bias: jax.Array | None = None,
     *,
     scale: float | None = None,
+    kept: Kept | None = None,
 ) -> jax.Array:
     """Return softmax(scale q kᵀ + bias) v; query head i reads key head i // (H / G).
 
@@ -32,41 +35,45 @@ def softmax_attention(
             A row that sees nothing gives the mean of `value`.
         bias: [B or 1, H, L, S], added to the scores, or None.
         scale: None for 1 / √K.
+        kept: which weights stay, bool [B, H, L, S], behind the softmax; None for all.
 
     Returns:
         [B, L, H, K].
 
     Source: the backward pass is that of Dao et al. 2022, arXiv:2205.14135, without its tiles.
     """
-    return _attention(
-        query, key, value, mask, bias, query.shape[-1] ** -0.5 if scale is None else scale
-    )
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    stays, factor = (None, 1.0) if kept is None else kept
+    return _attention(query, key, value, mask, bias, stays, scale, factor)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(query, key, value, mask, bias, scale):
-    return _forward(query, key, value, mask, bias, scale)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _attention(query, key, value, mask, bias, stays, scale, factor):
+    return _forward(query, key, value, mask, bias, stays, scale, factor)[0]
 
 
-def _forward(query, key, value, mask, bias, scale):
+def _forward(query, key, value, mask, bias, stays, scale, factor):
     groups = key.shape[2]
     scores = _scores(query, key, mask, bias, scale)
     peak = jnp.max(scores, axis=-1, keepdims=True)
     shares = jnp.exp(scores - peak)
     total = jnp.sum(shares, axis=-1, keepdims=True)
-    mixed = jnp.matmul((shares / total).astype(value.dtype), _by_head(value))
+    weights = _stayed(shares / total, stays, factor)
+    mixed = jnp.matmul(weights.astype(value.dtype), _by_head(value))
     out = _ungrouped(mixed, groups, query.shape)
-    return out, (query, key, value, mask, bias, out, peak, total)
+    return out, (query, key, value, mask, bias, stays, out, peak, total)
 
 
-def _backward(scale, kept, gradient):
-    query, key, value, mask, bias, out, peak, total = kept
+def _backward(scale, factor, kept, gradient):
+    query, key, value, mask, bias, stays, out, peak, total = kept
     groups = key.shape[2]
     shares = jnp.exp(_scores(query, key, mask, bias, scale) - peak) / total
     slope = _grouped(gradient, groups)
-    to_value = jnp.matmul(shares.astype(value.dtype).swapaxes(-1, -2), slope)
+    weights = _stayed(shares, stays, factor).astype(value.dtype)
+    to_value = jnp.matmul(weights.swapaxes(-1, -2), slope)
     wide = jnp.promote_types(query.dtype, jnp.float32)
     to_shares = jnp.matmul(slope, _by_head(value).swapaxes(-1, -2), preferred_element_type=wide)
+    to_shares = _stayed(to_shares, stays, factor)
     pulled = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
     to_scores = shares * (to_shares - _grouped(pulled, groups))
     to_bias = None if bias is None else _to_bias(to_scores, bias, query.shape)
@@ -79,6 +86,7 @@ def _backward(scale, kept, gradient):
         to_value.transpose(0, 2, 1, 3).astype(value.dtype),
         None,
         to_bias,
+        None,
     )
 
 
@@ -99,6 +107,13 @@ def _scores(query, key, mask, bias, scale):
     if mask is not None:
         scores = jnp.where(mask[:, :, None], scores, HIDDEN)
     return scores.reshape(batch, groups, -1, slots)
+
+
+def _stayed(weights, stays, factor):
+    """Return weights [B, G, R L, S] with those zeroed that do not stay, [B, H, L, S]."""
+    if stays is None:
+        return weights
+    return jnp.where(stays.reshape(weights.shape), weights * factor, 0)
 
 
 def _by_head(x: jax.Array) -> jax.Array:

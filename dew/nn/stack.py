@@ -24,8 +24,8 @@ def block_stack(spec: BlockSpec, layers: int, *, remat: bool = False) -> Any:
     block = nn.remat(Block, prevent_cse=False) if remat else Block
     return nn.scan(
         block,
-        variable_axes={"params": 0, "lora": 0},
-        split_rngs={"params": True},
+        variable_axes={"params": 0, "lora": 0, "intermediates": 0},
+        split_rngs={"params": True, "dropout": True},
         in_axes=(nn.broadcast, 0),  # pyright: ignore[reportArgumentType]
         length=layers,
     )(spec)

@@ -15,6 +15,7 @@ from dew.nn.attention import capped, causal_mask
 from dew.nn.block import NORM_PLACES, BlockSpec, Experts
 from dew.nn.constraint import constrained
 from dew.nn.dense import INIT_DEVIATION
+from dew.nn.dropout import NO_DROPOUT, Dropout, dropped
 from dew.nn.norms import NORMS
 from dew.nn.rotary import Rope, angles
 from dew.nn.sight import Sight, Turn, near
@@ -79,6 +80,7 @@ class CausalTransformer(nn.Module):
         attention_impl: "auto", "xla" or "cudnn".
         remat: recompute each layer in the backward pass instead of keeping its activations.
         adapter_scale: factor of the low-rank path where the `lora` collection is given.
+        dropout: what is zeroed while the model learns, where a `dropout` key is given.
     """
 
     input_names: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask", "position_ids")
@@ -124,6 +126,7 @@ class CausalTransformer(nn.Module):
     score_cap: float | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    dropout: Dropout = NO_DROPOUT
 
     def setup(self) -> None:
         """Declare the tables, the scanned layers and the last norm."""
@@ -181,6 +184,7 @@ class CausalTransformer(nn.Module):
             score_cap=self.score_cap,
             residual_scale=self.residual_scale,
             experts=self.experts,
+            dropout=self.dropout,
         )
 
     @property
@@ -259,6 +263,7 @@ class CausalTransformer(nn.Module):
             places = positions + self.position_offset
             rows = jnp.take(self.position_embed(), places, axis=0, mode="clip")
             x = x + rows.astype(self.dtype)
+        x = dropped(self, x, self.dropout.embedding)
         return constrained(x, "batch", "length", None)
 
     def turn(self, positions: jax.Array, way: str = "global") -> Turn | None:

@@ -26,9 +26,12 @@ class ConvNet(ImageBase):
 
     Args:
         image_channels: C.
+        follow: the share of a batch's statistics in the next running ones where the model learns;
+            0 keeps those as they are. See `dew.nn.convolution.BatchNorm`.
     """
 
     image_channels: int = 3
+    follow: float = 0.0
 
     @property
     def channels(self) -> int:
@@ -43,7 +46,9 @@ class ConvNet(ImageBase):
     def unit(self, name: str, features: int, act: str, epsilon: Any = 1e-5, **more: Any) -> Any:
         """Return a `ConvUnit`; `more` are fields of its `Convolution`."""
         convolution = {"features": features, **more}
-        return ConvUnit(convolution, epsilon, act, self.dtype, self.param_dtype, name=name)
+        return ConvUnit(
+            convolution, epsilon, act, self.dtype, self.param_dtype, self.follow, name=name
+        )
 
     def finished(self, states: jax.Array, pooled: jax.Array) -> dict[str, jax.Array]:
         """Return the outputs by Hugging Face's names.

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from dew.nn.attention import KVCache
+from dew.nn.attention import KVCache, weights_shape
 from dew.nn.backbones.encoder_block import block_axes, heads_map, look, norm_axes, norms_of, out_map
 from dew.nn.block import MLP, BlockSpec
+from dew.nn.dropout import drawn, dropped
 
 
 class Reading(NamedTuple):
@@ -53,9 +54,16 @@ class OwnAttention(nn.Module):
             value = jax.lax.dynamic_update_slice(cache.values, value, start)
             cache = KVCache(key, value)
         mixed = look(
-            query, key, value, reading.mask, reading.bias, spec.attention_impl, spec.score_scale
+            query,
+            key,
+            value,
+            reading.mask,
+            reading.bias,
+            spec.attention_impl,
+            spec.score_scale,
+            drawn(self, weights_shape(query, key), spec.dropout.attention),
         )
-        return out_map(spec)(mixed), cache
+        return dropped(self, out_map(spec)(mixed), spec.dropout.attention_out), cache
 
 
 class CrossAttention(nn.Module):
@@ -75,8 +83,9 @@ class CrossAttention(nn.Module):
             read = KVCache(key, value)
         shape = (*reading.memory_mask.shape[:2], x.shape[1], reading.memory_mask.shape[-1])
         mask = jnp.broadcast_to(reading.memory_mask, shape)
-        mixed = look(query, *read, mask, None, spec.attention_impl, spec.score_scale)
-        return out_map(spec)(mixed), read
+        kept = drawn(self, weights_shape(query, read.keys), spec.dropout.attention)
+        mixed = look(query, *read, mask, None, spec.attention_impl, spec.score_scale, kept)
+        return dropped(self, out_map(spec)(mixed), spec.dropout.attention_out), read
 
 
 class CrossBlock(nn.Module):

@@ -19,6 +19,7 @@ from dew.nn.backbones.encoder_block import (
 )
 from dew.nn.constraint import constrained
 from dew.nn.dense import Dense
+from dew.nn.dropout import dropped
 from dew.nn.norms import LayerNorm
 
 ANY_KINDS = 2**31 - 1
@@ -165,7 +166,7 @@ class DebertaEncoder(EncoderBase):
             x = x + self._rows(self.segment_embed(), which)
         if self.width != self.emb_features:
             x = self.embed_map(x)
-        return self.embed_norm(x)
+        return dropped(self, self.embed_norm(x), self.dropout.embedding)
 
     def distance_vectors(self, length: int) -> jax.Array | None:
         """Return the vectors [2 L - 1, D] of the distances among L tokens, or None."""

@@ -11,9 +11,11 @@ import numpy as np
 from flax import linen as nn
 
 from dew.nn.activations import activation
+from dew.nn.attention import weights_shape
 from dew.nn.backbones.encoder_block import heads_map, look, norms_of, out_map, scaled_norm
 from dew.nn.block import MLP, BlockSpec, joined
 from dew.nn.dense import INIT_DEVIATION, Dense
+from dew.nn.dropout import drawn, dropped
 
 
 class Distances(NamedTuple):
@@ -108,8 +110,11 @@ class DisentangledAttention(nn.Module):
         scale = 1.0 / math.sqrt(spec.head_features * self.looks)
         bias = None
         if self.distances is not None and rows is not None:
+            rows = dropped(self, rows, spec.dropout.embedding)
             bias = self._bias(maps, query, key, rows) * jnp.asarray(scale, query.dtype)
-        return out_map(spec)(look(query, key, value, mask, bias, spec.attention_impl, scale))
+        kept = drawn(self, weights_shape(query, key), spec.dropout.attention)
+        mixed = look(query, key, value, mask, bias, spec.attention_impl, scale, kept)
+        return dropped(self, out_map(spec)(mixed), spec.dropout.attention_out)
 
     def _bias(
         self, maps: dict[str, Dense], query: jax.Array, key: jax.Array, rows: jax.Array
@@ -182,6 +187,7 @@ class Convolution(nn.Module):
             for place in range(self.window)
         ]
         out = jnp.where(real[..., None], sum(parts[1:], parts[0]) + bias.astype(spec.dtype), 0)
+        out = dropped(self, out, spec.dropout.embedding)
         return Convolved(activation(self.act)(out), real[..., None].astype(x.dtype), scale, shift)
 
 

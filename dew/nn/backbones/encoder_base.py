@@ -14,6 +14,7 @@ from dew.nn.backbones.causal_transformer import example_ids
 from dew.nn.backbones.encoder_block import block_sizes, each_leaf, linear_axes
 from dew.nn.block import BlockSpec
 from dew.nn.dense import Dense
+from dew.nn.dropout import NO_DROPOUT, Dropout
 from dew.nn.heads import (
     HEAD_TASKS,
     Head,
@@ -48,6 +49,7 @@ class EncoderBase(nn.Module):
         attention_impl: "auto", "xla" or "cudnn".
         remat: recompute each layer in the backward pass instead of keeping its activations.
         adapter_scale: factor of the low-rank path where the `lora` collection is given.
+        dropout: what is zeroed while the model learns, where a `dropout` key is given.
     """
 
     counts_real_tokens: ClassVar[bool] = False
@@ -70,6 +72,7 @@ class EncoderBase(nn.Module):
     attention_impl: str = "auto"
     remat: bool = False
     adapter_scale: float = 1.0
+    dropout: Dropout = NO_DROPOUT
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -113,6 +116,7 @@ class EncoderBase(nn.Module):
             attention_impl=self.attention_impl,
             adapter_scale=self.adapter_scale,
             norm_places="residual",
+            dropout=self.dropout,
         )
 
     def check(self) -> None:
@@ -133,7 +137,7 @@ class EncoderBase(nn.Module):
     def head_module(self) -> Head | None:
         """Return the module of the head in use, or None."""
         spec = self.head_spec
-        return spec and Head(spec, self.tied_head, self.dtype, self.param_dtype)
+        return spec and Head(spec, self.tied_head, self.dtype, self.param_dtype, self.dropout)
 
     def pooler_module(self) -> Dense | None:
         """Return the map of the pooler, or None."""

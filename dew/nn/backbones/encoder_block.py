@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from dew.nn.attention import attend
+from dew.nn.apart import Apart, layers_apart
+from dew.nn.attention import attend, weights_shape
 from dew.nn.block import MLP, BlockSpec, joined
 from dew.nn.dense import Dense
+from dew.nn.dropout import Kept, drawn, dropped
 from dew.nn.norms import NORMS
 from dew.nn.recompute import recomputed
 from dew.nn.rotary import rotate
@@ -75,8 +77,9 @@ class EncoderAttention(nn.Module):
         query, key, value = (heads_map(spec, name)(x) for name in ("query", "key", "value"))
         if turn is not None:
             query, key = rotate(query, *turn), rotate(key, *turn)
-        mixed = look(query, key, value, mask, bias, spec.attention_impl, spec.score_scale)
-        return out_map(spec)(mixed)
+        kept = drawn(self, weights_shape(query, key), spec.dropout.attention)
+        mixed = look(query, key, value, mask, bias, spec.attention_impl, spec.score_scale, kept)
+        return dropped(self, out_map(spec)(mixed), spec.dropout.attention_out)
 
 
 class EncoderBlock(nn.Module):
@@ -115,11 +118,14 @@ def encoder_stack(
         own: how many more hold one element for each layer.
         remat: recompute each layer in the backward pass instead of keeping its activations.
     """
+    apart = layers_apart()
+    if apart is not None:
+        return Apart(block, fields, apart, shared=shared)
     axes = (*(nn.broadcast for _ in range(shared)), *(0 for _ in range(own)))
     return nn.scan(
         nn.remat(block, prevent_cse=False) if remat else block,
-        variable_axes={"params": 0, "lora": 0},
-        split_rngs={"params": True},
+        variable_axes={"params": 0, "lora": 0, "intermediates": 0},
+        split_rngs={"params": True, "dropout": True},
         in_axes=axes,  # pyright: ignore[reportArgumentType]
         length=layers,
     )(*fields)
@@ -167,6 +173,7 @@ def look(
     bias: jax.Array | None,
     impl: str,
     scale: float | None = None,
+    kept: Kept | None = None,
 ) -> jax.Array:
     """Return softmax(scale q kᵀ + bias) v, [B, L, H, K].
 
@@ -176,11 +183,12 @@ def look(
         bias: [1 or B, H, L, L]; such scores are always computed by XLA. None for none.
         impl: as for `dew.nn.attention.attend`.
         scale: None for 1 / √K.
+        kept: which weights stay, or None for all.
     """
     if bias is None:
-        return attend(query, key, value, mask, impl, scale=scale)
+        return attend(query, key, value, mask, impl, scale=scale, kept=kept)
 
-    return softmax_attention(query, key, value, mask, bias, scale=scale)
+    return softmax_attention(query, key, value, mask, bias, scale=scale, kept=kept)
 
 
 def block_axes(spec: BlockSpec) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from dew.nn.backbones.encoder_block import (
 )
 from dew.nn.block import BlockSpec
 from dew.nn.distances import distance_buckets
+from dew.nn.dropout import NO_DROPOUT, Dropout, dropped
 from dew.nn.norms import NORMS
 
 EXAMPLE = 8
@@ -57,6 +58,7 @@ class EncoderDecoderBase(nn.Module):
         attention_impl: "auto", "xla" or "cudnn".
         remat: recompute each layer in the backward pass instead of keeping its activations.
         adapter_scale: factor of the low-rank path where the `lora` collection is given.
+        dropout: what is zeroed while the model learns, where a `dropout` key is given.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762; Raffel et al. 2019, arXiv:1910.10683; Lewis et
     al. 2019, arXiv:1910.13461.
@@ -97,6 +99,7 @@ class EncoderDecoderBase(nn.Module):
     attention_impl: str = "auto"
     remat: bool = False
     adapter_scale: float = 1.0
+    dropout: Dropout = NO_DROPOUT
 
     def setup(self) -> None:
         """Declare the tables, both stacks of layers and the norms."""
@@ -134,8 +137,8 @@ class EncoderDecoderBase(nn.Module):
             return encoder_stack(block, (spec,), layers, shared=shared, remat=self.remat)
         return nn.scan(
             nn.remat(block, prevent_cse=False) if self.remat else block,
-            variable_axes={"params": 0, "lora": 0},
-            split_rngs={"params": True},
+            variable_axes={"params": 0, "lora": 0, "intermediates": 0},
+            split_rngs={"params": True, "dropout": True},
             in_axes=(nn.broadcast, 0, nn.broadcast),  # pyright: ignore[reportArgumentType]
             length=layers,
         )(spec)
@@ -167,6 +170,7 @@ class EncoderDecoderBase(nn.Module):
             adapter_scale=self.adapter_scale,
             norm_places=self.norm_places,
             score_scale=self.score_scale,
+            dropout=self.dropout,
         )
 
     @property
@@ -191,7 +195,7 @@ class EncoderDecoderBase(nn.Module):
         if mask is not None:
             seen = seen & (mask != 0)[:, None, None, :]
         x, _ = self.encoder_blocks(x, seen, self._bias("encoder", places, places))
-        return self.encoder_final_norm(x) if self.final_norm else x
+        return self._finished("encoder", x)
 
     def decoded(
         self,
@@ -240,7 +244,7 @@ class EncoderDecoderBase(nn.Module):
         bias = self._bias("decoder", places, jnp.arange(seen.shape[-1]))
         reading = Reading(seen, bias, memory, real[:, None, None, :])
         x, kept = self.decoder_blocks(x, reading, kept, slot)
-        return (self.decoder_final_norm(x) if self.final_norm else x), kept
+        return self._finished("decoder", x), kept
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Return float32 logits [..., V] of the decoder's states [..., D]."""
@@ -267,7 +271,12 @@ class EncoderDecoderBase(nn.Module):
         if self.positions == "sinusoidal":
             table = jnp.asarray(sinusoids(self.max_seq_len, self.emb_features), x.dtype)
             x = x + jnp.take(table, places, axis=0, mode="clip")
-        return getattr(self, f"{side}_embed_norm")(x) if self.embed_norm else x
+        x = getattr(self, f"{side}_embed_norm")(x) if self.embed_norm else x
+        return dropped(self, x, self.dropout.embedding)
+
+    def _finished(self, side: str, x: jax.Array) -> jax.Array:
+        x = getattr(self, f"{side}_final_norm")(x) if self.final_norm else x
+        return dropped(self, x, self.dropout.final)
 
     def _bias(self, side: str, query: jax.Array, key: jax.Array) -> jax.Array | None:
         """Return [1, H, L, S], added to the scores by distance; None where positions are others."""

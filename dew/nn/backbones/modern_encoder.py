@@ -22,6 +22,7 @@ from dew.nn.backbones.encoder_block import (
 )
 from dew.nn.block import MLP, BlockSpec, joined
 from dew.nn.constraint import constrained
+from dew.nn.dropout import dropped
 from dew.nn.rotary import Rope, angles
 from dew.nn.sight import Sight
 from dew.nn.stack import full_mask
@@ -126,6 +127,7 @@ class ModernEncoder(EncoderBase):
             param_dtype=self.param_dtype,
             attention_impl=self.attention_impl,
             adapter_scale=self.adapter_scale,
+            dropout=self.dropout,
         )
 
     def setup(self) -> None:
@@ -163,7 +165,8 @@ class ModernEncoder(EncoderBase):
         if positions is None:
             positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         x = jnp.take(self.embed(), tokens, axis=0, mode="clip").astype(self.dtype)
-        x = constrained(self.embed_norm(x), "batch", "length", None)
+        x = dropped(self, self.embed_norm(x), self.dropout.embedding)
+        x = constrained(x, "batch", "length", None)
         sight = self.sight(positions, full_mask(tokens.shape[1], mask, None))
         first = jnp.arange(self.num_layers) == 0
         x, _ = self.layers(

@@ -13,7 +13,7 @@ from dew.nn.activations import activation
 from dew.nn.backbones.encoder_block import encoder_stack, heads_map, norms_of, out_map
 from dew.nn.backbones.image_base import ImageBase, patch_rows
 from dew.nn.block import BlockSpec, joined
-from dew.nn.convolution import Convolution, FixedBatchNorm
+from dew.nn.convolution import BatchNorm, Convolution
 from dew.nn.dense import Dense
 from dew.nn.norms import LayerNorm
 from dew.nn.softmax_attention import softmax_attention
@@ -214,7 +214,7 @@ class Segformer(ImageBase):
             parts.append(x)
         x = jnp.concatenate(parts[::-1], axis=-1)
         x = self._map("head_joint", self.head_features, bias=False)(x)
-        x = nn.relu(FixedBatchNorm(EPSILON, self.param_dtype, name="head_norm")(x))
+        x = nn.relu(BatchNorm(EPSILON, self.param_dtype, name="head_norm")(x))
         logits = self._map("head_labels", self.labels)(x).astype(jnp.float32)
         return logits.transpose(0, 3, 1, 2)
 

@@ -20,6 +20,7 @@ from dew.nn.backbones.encoder_block import (
 from dew.nn.constraint import constrained
 from dew.nn.dense import Dense
 from dew.nn.distances import distance_buckets
+from dew.nn.dropout import dropped
 from dew.nn.norms import LayerNorm
 from dew.nn.stack import full_mask
 
@@ -128,6 +129,7 @@ class TextEncoder(EncoderBase):
             which = jnp.zeros_like(tokens) if kinds is None else kinds
             x = x + self._rows(self.segment_embed(), which)
         x = self.embed_norm(x + self._rows(self.position_embed(), positions))
+        x = dropped(self, x, self.dropout.embedding)
         if self.embedding_features not in (None, self.emb_features):
             x = self.embed_map(x)
         return constrained(x, "batch", "length", None)
