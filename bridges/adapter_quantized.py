@@ -12,7 +12,7 @@ from bridges.adapter_places import HEADS, places
 from dew.errors import InputRefused
 from dew.inference.bundle import Bundle
 from dew.nn.lora import found_module, path_of, replaced
-from dew.nn.quantized import quantized
+from dew.nn.quantized import Quantized, quantized, widened
 
 
 def quantize(bundle: Bundle, kind: str) -> Bundle:
@@ -30,10 +30,7 @@ def quantize(bundle: Bundle, kind: str) -> Bundle:
     from bridges.torch.checkpoint import TracedBundle
 
     if isinstance(bundle, TracedBundle):
-        raise InputRefused(
-            f"{bundle.family} is traced, and only native models store their weights in {kind}; "
-            "leave out load_in_8bit and load_in_4bit"
-        )
+        raise InputRefused(traced_is_wide(bundle.family, kind))
     if plain_of(bundle) is not bundle:
         raise InputRefused(
             "the bundle has an adapter; store its base narrow before it is laid over"
@@ -58,3 +55,22 @@ def quantize(bundle: Bundle, kind: str) -> Bundle:
             narrow = jax.eval_shape(store, kernel) if planned else store(kernel)
             params = replaced(params, path, {**module, "kernel": narrow})
     return bundle.replace(variables={**bundle.variables, "params": params})
+
+
+def wide_of(bundle: Bundle) -> Bundle:
+    """Return a bundle whose kernels are all arrays: itself where none is stored narrow."""
+
+    def is_narrow(leaf: Any) -> bool:
+        return isinstance(leaf, Quantized)
+
+    if not any(map(is_narrow, jax.tree.leaves(bundle.variables, is_leaf=is_narrow))):
+        return bundle
+    return bundle.replace(variables=widened(bundle.variables))
+
+
+def traced_is_wide(family: str, kind: str) -> str:
+    """Return why a traced model is not stored narrow."""
+    return (
+        f"{family} is traced, and only native models store their weights in {kind}; leave out "
+        "load_in_8bit and load_in_4bit, or quantize"
+    )

@@ -51,7 +51,8 @@ def export(
     stay.
 
     Args:
-        bundle: what `bridges.load` returned, perhaps with other parameters.
+        bundle: what `bridges.load` returned, perhaps with other parameters. Kernels that are stored
+            narrow are written as the wide values that they stand for.
         directory: the folder; it need not exist.
         shard_bytes: the most bytes of tensors in one file.
         verify: load what was written, before it replaces anything, and compare every tensor, the
@@ -67,6 +68,7 @@ def export(
         raise InputRefused(f"dtype is {shown(dtype)}; expected one of {', '.join(DTYPES)}")
     if shard_bytes < 1:
         raise InputRefused(f"shard_bytes is {shown(shard_bytes)}; expected at least 1")
+    from bridges.adapter_quantized import wide_of
     from bridges.torch.checkpoint import TracedBundle
 
     if isinstance(bundle, TracedBundle):
@@ -75,6 +77,7 @@ def export(
         export_traced(bundle, directory, shard_bytes=shard_bytes, verify=verify)
         return
     _refuse_adapter(bundle)
+    bundle = wide_of(bundle)
     family = family_of(bundle.config)
     content = _Content(family, bundle, dtype)
     directory = Path(os.fspath(directory))
@@ -270,7 +273,7 @@ def _verify(bundle: Bundle, content: _Content, folder: Path) -> None:
 
 def _fields(model: Any) -> list[str]:
     """Return the fields of a model that its config determines."""
-    free = {"name", "parent", "attention_impl", "remat", "adapter_scale"}
+    free = {"name", "parent", "attention_impl", "remat", "adapter_scale", "dropout", "follow"}
     return [field.name for field in dataclasses.fields(model) if field.name not in free]
 
 
@@ -301,7 +304,10 @@ def _run_differences(bundle: Bundle, again: Bundle) -> list[str]:
     steps = min(NEW_TOKENS, model.max_seq_len - prompt.shape[1])
     if steps < 1:
         return []
+    # The decode engine keeps its copy of the weights for as long as there is a bundle: a copy of
+    # each lets go of the first before the second is made.
     ours, theirs = (
-        b.generate(prompt, max_new_tokens=steps, do_sample=False) for b in (bundle, again)
+        np.asarray(b.replace().generate(prompt, max_new_tokens=steps, do_sample=False))
+        for b in (bundle, again)
     )
     return [] if np.array_equal(ours, theirs) else [f"greedy tokens: {ours} became {theirs}"]

@@ -60,6 +60,7 @@ def load(
     layout: Layout = Layout(),  # noqa: B008 (frozen)
     strict: bool = False,
     traced: str = "auto",
+    quantize: str | None = None,
 ) -> Bundle:
     """Load a checkpoint of PyTorch's world.
 
@@ -87,6 +88,9 @@ def load(
             warning that names them all.
         traced: "auto" traces transformers' own class, through torch, for a model type without a
             native family; "always" does so for every type, "never" refuses such types.
+        quantize: store the kernels of the layers in "int8" or "nf4" once they are read, a quarter
+            and an eighth of float32; a run trains adapters over such a model, not its weights.
+            Native models only.
 
     Returns:
         The bundle.
@@ -97,6 +101,12 @@ def load(
         UnknownName: a `model_type` that no family reads.
         LayoutRefused: the mesh does not cut the parameters.
     """
+    from bridges.adapter_quantized import quantize as stored_narrow
+    from bridges.adapter_quantized import traced_is_wide
+    from dew.nn.quantized import check_kind
+
+    if quantize is not None:
+        check_kind(quantize)
     compute, storage = _dtype("dtype", dtype), _dtype("param_dtype", param_dtype)
     path = resolve(source, revision)
     config, open_weights, read_processor = _opened(path)
@@ -105,6 +115,8 @@ def load(
     own = compute if param_dtype is None else storage
 
     def by_tracing() -> Bundle:
+        if quantize is not None:
+            raise InputRefused(traced_is_wide(str(config.get("model_type")), quantize))
         _warn_of_remote_code(config)
         from bridges.torch.checkpoint import load_traced
 
@@ -152,7 +164,7 @@ def load(
             raise WeightMismatch(f"{shown_path(path)}: {error}") from None
         processor = reading.result()
     _check_tokens(processor, model, where)
-    return Bundle(
+    bundle = Bundle(
         model=model,
         variables={"params": params},
         config=config,
@@ -162,6 +174,7 @@ def load(
         source=os.fspath(source),
         stored=stored,
     )
+    return bundle if quantize is None else stored_narrow(bundle, quantize)
 
 
 def _misshapen(rows: Sequence[Row], model: Any, table: TableTensors) -> tuple[str, ...]:

@@ -102,6 +102,8 @@ metrics = Registry(
         "accuracy": "dew.evaluation.accuracy:Accuracy",
         "clip": "dew.evaluation.clip_score:ClipScore",
         "fid": "dew.evaluation.frechet:FrechetDistance",
+        "inception_score": "dew.evaluation.inception_score:InceptionScore",
+        "kid": "dew.evaluation.kernel_distance:KernelDistance",
         "knn_probe": "dew.evaluation.probes:NeighbourProbe",
         "linear_probe": "dew.evaluation.probes:LinearProbe",
         "lpips": "dew.evaluation.perceptual:PerceptualDistance",

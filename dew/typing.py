@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,22 @@ Variables = Mapping[str, Any]
 
 Batch = Mapping[str, np.ndarray]
 """One batch on the host: field name to an array whose first axis is the batch."""
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How a text or a pair of texts is cut to a length.
+
+    Args:
+        max_tokens: the most tokens, special ones included.
+        strategy: "longest_first" cuts the longer of a pair, token by token; "only_first" and
+            "only_second" cut that one alone.
+        stride: how many tokens a window shares with the one before it.
+    """
+
+    max_tokens: int
+    strategy: str = "longest_first"
+    stride: int = 0
 
 
 class TextProcessor(Protocol):

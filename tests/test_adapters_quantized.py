@@ -14,6 +14,7 @@ from helpers import llama_config, llama_tensors, write_checkpoint
 from bridges.adapter_quantized import quantize
 from bridges.adapter_settings import AdapterSettings
 from bridges.adapters import laid_over, lora_of, merge
+from bridges.exporting import export
 from bridges.loading import load
 from dew.errors import InputRefused
 from dew.nn.dense import linear, product
@@ -164,7 +165,21 @@ def test_a_narrow_model_computes_generates_and_merges_as_its_wide_values(kind, l
         np.testing.assert_array_equal(*ids)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_is_loaded_narrow_and_written_as_its_wide_values(kind, llama, tmp_path):
+    """Oracle: the checkpoint loaded whole and stored narrow then; bytes of its wide values."""
+    found, wanted = load(llama.source, quantize=kind), quantize(llama, kind)
+    jax.tree.map(np.testing.assert_array_equal, found.variables, wanted.variables)
+    export(found, tmp_path / "out")
+    again = load(tmp_path / "out")
+    jax.tree.map(np.testing.assert_array_equal, again.variables, widened(wanted.variables))
+
+
 def test_what_cannot_be_stored_narrow_is_refused(llama):
+    with pytest.raises(InputRefused, match="did you mean 'int8'"):
+        load(llama.source, quantize="int4")
+    with pytest.raises(InputRefused, match="llama is traced, and only native models"):
+        load(llama.source, quantize="nf4", traced="always")
     with pytest.raises(InputRefused, match="no way 'int4' to store weights; did you mean 'int8'"):
         quantize(llama, "int4")
     lora = lora_of(llama, AdapterSettings(2, 4.0, ("q_proj",)))

@@ -17,7 +17,7 @@ import bridges
 from bridges.exporting import fits
 from bridges.family import NotNative
 from dew.errors import InputRefused, WeightMismatch
-from dew.nn.convolution import FixedBatchNorm
+from dew.nn.convolution import BatchNorm
 from dew.objectives.base import Objective
 from dew.training.state import first_state
 from dew.training.step import microstep
@@ -103,7 +103,7 @@ def test_images_that_do_not_fit_are_refused(subjects: Any) -> None:
 
 def test_weight_decay_leaves_running_statistics_alone() -> None:
     """Closed form: torch keeps them as buffers, which no optimizer moves."""
-    norm = FixedBatchNorm(1e-5)
+    norm = BatchNorm(1e-5)
     params = norm.init(jax.random.key(0), jnp.ones((1, 4)))
     params = jax.tree.map(lambda leaf: leaf + 0.5, params)
 

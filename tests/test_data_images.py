@@ -9,7 +9,7 @@ from image_networks import pictures
 from dew.data.images import image_files, read_image
 from dew.errors import InputRefused
 from dew.evaluation.frechet import frechet_distance
-from dew.evaluation.image_folders import folder_distance, folder_moments
+from dew.evaluation.image_folders import folder_distance, folder_features, folder_moments
 from dew.evaluation.moments import moments
 
 EVERY = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "I;16")
@@ -151,4 +151,54 @@ def test_a_folder_is_encoded_a_few_images_at_a_time(tmp_path):
     for index, picture in enumerate(pictures(70, 8, 8)):
         Image.fromarray(picture).save(tmp_path / f"{index:02}.png")
     assert folder_moments(tmp_path, encoder).count == 70
-    assert seen == [32, 32, 6]
+    assert seen == [50, 20]
+
+
+def test_the_features_of_a_folder_come_in_the_order_of_its_names_whatever_the_sizes(tmp_path):
+    """Oracle, each image encoded alone; the progress is told at each batch."""
+    from PIL import Image
+
+    sizes = [(8, 8), (6, 9), (8, 8), (12, 5), (6, 9)]
+    images = [pictures(1, *size, seed=i) for i, size in enumerate(sizes)]
+    for index, picture in enumerate(images):
+        Image.fromarray(picture[0]).save(tmp_path / f"{index}.png")
+    expected = np.concatenate([colours_and_edges(picture) for picture in images])
+    for workers in (0, 3):
+        told = []
+        given = folder_features(
+            tmp_path,
+            colours_and_edges,
+            batch=4,
+            workers=workers,
+            seen=lambda done, total, told=told: told.append((done, total)),
+        )
+        np.testing.assert_array_equal(given, expected)
+        assert told == [(4, 5), (5, 5)]
+
+
+def test_a_folder_is_scored_without_turning_its_photographs(tmp_path):
+    """Oracle, the pixels as Pillow opens them, which the tools of FID score."""
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.fromarray(pictures(1, 8, 12)[0]).save(tmp_path / "turned.jpg", exif=exif)
+    seen = []
+
+    def encoder(levels):
+        seen.append(levels[0])
+        return levels.mean((1, 2))
+
+    folder_features(tmp_path, encoder)
+    np.testing.assert_array_equal(seen[0], np.array(Image.open(tmp_path / "turned.jpg")))
+    assert read_image(tmp_path / "turned.jpg").shape == (12, 8, 3)
+
+
+def test_a_file_that_cannot_be_read_stops_a_folder_and_is_named(tmp_path):
+    from PIL import Image
+
+    for index, picture in enumerate(pictures(9, 8, 8)):
+        Image.fromarray(picture).save(tmp_path / f"{index}.png")
+    (tmp_path / "4.png").write_bytes(b"nothing")
+    with pytest.raises(InputRefused, match=r"4\.png"):
+        folder_moments(tmp_path, colours_and_edges, batch=2, workers=2)

@@ -89,14 +89,40 @@ def test_flags_win_and_unknown_keys_are_still_refused(tmp_path: Path):
 
 
 def test_our_own_files_pass_through():
-    values = {"model_name_or_path": "a", "max-length": 4, "flash_attention": True}
+    values = {
+        "model_name_or_path": "a",
+        "max-length": 4,
+        "flash_attention": True,
+        "datasets": [{"path": "a", "split": "train", "fraction": 0.5}],
+    }
     assert translated(values) == (values, [])
+
+
+def test_several_of_axolotls_datasets_become_ours():
+    """axolotl names a format as the path where its files stand beside it."""
+    parts = [
+        {"path": "json", "data_files": ["a.jsonl", "b.jsonl"], "ds_type": "json", "type": "alpaca"},
+        {"path": "some/data", "name": "small", "split": "test", "type": "alpaca"},
+    ]
+    found, notes = translated({"datasets": parts})
+    assert found == {
+        "task": "chat",
+        "datasets": [
+            {"path": ["a.jsonl", "b.jsonl"]},
+            {"path": "some/data", "name": "small", "split": "test"},
+        ],
+    }
+    assert notes == []
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"datasets": [{"path": "a"}, {"path": "b"}]}, "expected one dataset"),
+        ({"datasets": "a"}, "expected a list of datasets"),
+        (
+            {"datasets": [{"path": "a", "type": "completion"}, {"path": "b", "type": "alpaca"}]},
+            "one task",
+        ),
         ({"datasets": [{"path": "a", "type": "bradley_terry.chat"}]}, "not known"),
         ({"adapter": "lora_plus"}, "expected lora or qlora"),
         ({"val_set_size": 200}, "counts rows"),

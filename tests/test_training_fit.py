@@ -322,6 +322,7 @@ def test_the_reported_loss_is_the_ratio_of_the_interval():
         assert reports[step]["train/loss"] == pytest.approx(expected, rel=1e-6)
     names = {"train/loss", "train/grad_norm", "train/step_seconds", "train/epoch"}
     assert names <= set(reports[3])
+    assert 0 <= reports[6]["train/data_wait_share"] < 1
     assert reports[3]["train/compile_seconds"] > 0
     assert "train/compile_seconds" not in reports[6]
     assert reports[6]["train/epoch"] == pytest.approx(24 / 64)

@@ -74,6 +74,23 @@ class Letters:
         text = "".join(self.gap if one == self.delimiter else one for one in said).strip()
         return text.lower() if self.lowered else text
 
+    def places(self, ids: Sequence[int]) -> list[tuple[str, int, int]]:
+        """Return each letter that is said, and the places `[start, end)` of a sound it stands at.
+
+        Args:
+            ids: one for each place of the sound.
+
+        Source: transformers 5.24's Wav2Vec2CTCTokenizer, whose `char_offsets` these are.
+        """
+        letters = [self.tokens.get(int(one), self.unknown) for one in ids]
+        found, start = [], 0
+        for letter, run in groupby(letters):
+            end = start + sum(1 for _ in run)
+            if letter != self.blank:
+                found.append((self.gap if letter == self.delimiter else letter, start, end))
+            start = end
+        return found
+
 
 def read_letters(folder: Path, model_type: str) -> Letters | None:
     """Return the letters of a checkpoint folder, or None where it has a tokenizer of another form.

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridges.audio.sound import as_sounds
+from bridges.audio.sound import as_sound, as_sounds
 
 FLOOR = 1e-10
 DECADES = 8.0
 LINEAR_HERTZ, LINEAR_MELS, LOG_STEP = 1000.0, 15.0, 27.0 / np.log(6.4)
 HIGHEST_HERTZ = 8000.0
+BLOCK = 3000
+"""Frames that are computed at a time: an hour's at once would take gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class LogMel:
         *,
         sampling_rate: int | None = None,
         return_attention_mask: bool = False,
+        whole: bool = False,
     ) -> dict[str, NDArray[Any]]:
         """Return what the model's call takes of sounds.
 
@@ -53,6 +56,7 @@ class LogMel:
             sampling_rate: of the samples; a file says its own. Another rate than the model's is
                 resampled.
             return_attention_mask: give it too.
+            whole: take sounds longer than a window as they are, padded to the longest.
 
         Returns:
             `input_features`, float32 [N, bands, frames]; with the mask `attention_mask`, int32
@@ -66,6 +70,8 @@ class LogMel:
         """
         rows = as_sounds(sounds, self.rate, sampling_rate)
         length = self.seconds * self.rate
+        if whole and max(map(len, rows)) > length:
+            length = max(map(len, rows))
         features = []
         for row in rows:
             padded = np.zeros(length, np.float32)
@@ -78,6 +84,10 @@ class LogMel:
             found["attention_mask"] = (starts[None] < lengths[:, None]).astype(np.int32)
         return found
 
+    def samples(self, sound: Any, *, sampling_rate: int | None = None) -> NDArray[np.float32]:
+        """Return a sound of any kind as samples at the model's rate; see `as_sound`."""
+        return as_sound(sound, self.rate, sampling_rate)
+
     def _features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return [bands, frames] of whole samples; frames are centred, the last one dropped."""
         around = self.window // 2
@@ -85,9 +95,12 @@ class LogMel:
         frames = np.lib.stride_tricks.sliding_window_view(padded, self.window)[:: self.hop][:-1]
         # The periodic Hann window.
         window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.window) / self.window)
-        power = np.abs(np.fft.rfft(frames * window)) ** 2
-        mel = np.maximum(power @ mel_filters(self.bands, self.window, self.rate), FLOOR)
-        logarithm = np.log10(mel.T)
+        filters = mel_filters(self.bands, self.window, self.rate)
+        mel = [
+            np.abs(np.fft.rfft(frames[first : first + BLOCK] * window)) ** 2 @ filters
+            for first in range(0, len(frames), BLOCK)
+        ]
+        logarithm = np.log10(np.maximum(np.concatenate(mel).T, FLOOR))
         logarithm = np.maximum(logarithm, logarithm.max() - DECADES)
         return ((logarithm + 4.0) / 4.0).astype(np.float32)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,26 +47,30 @@ def read_sound(
     Source: libsndfile by soundfile 0.14, resampled by soxr 1.1 at its high quality.
     """
     path = Path(path)
-    where = shown_path(path)
-    soundfile = _soundfile(where)
     with open_regular(path) as file:
-        beginning = file.read(len(LFS_POINTER))
-        if beginning == LFS_POINTER:
-            raise InputRefused(
-                f"{where}: found a Git LFS pointer, not the file itself. Run `git lfs pull`."
-            )
-        file.seek(0)
-        try:
-            sound = soundfile.SoundFile(file)
-        except Exception as error:  # each format has errors of its own
-            raise InputRefused(
-                f"{where}: not a sound that can be read ({_words(error)}). Expected one of "
-                f"{', '.join(FORMATS[:5])}; convert it."
-            ) from None
-        with sound:
-            _check_header(sound, where, seconds_limit)
-            blocks = _at_rate(_blocks(sound, where), sound.samplerate, rate, where)
-            return np.concatenate(list(blocks))
+        return _decoded(file, shown_path(path), rate, seconds_limit)
+
+
+def _decoded(file: BinaryIO, where: str, rate: int, seconds_limit: float) -> NDArray[np.float32]:
+    """Return the samples of an open file; see `read_sound`."""
+    soundfile = _soundfile(where)
+    beginning = file.read(len(LFS_POINTER))
+    if beginning == LFS_POINTER:
+        raise InputRefused(
+            f"{where}: found a Git LFS pointer, not the file itself. Run `git lfs pull`."
+        )
+    file.seek(0)
+    try:
+        sound = soundfile.SoundFile(file)
+    except Exception as error:  # each format has errors of its own
+        raise InputRefused(
+            f"{where}: not a sound that can be read ({_words(error)}). Expected one of "
+            f"{', '.join(FORMATS[:5])}; convert it."
+        ) from None
+    with sound:
+        _check_header(sound, where, seconds_limit)
+        blocks = _at_rate(_blocks(sound, where), sound.samplerate, rate, where)
+        return np.concatenate(list(blocks))
 
 
 def as_sounds(values: Any, rate: int, given: int | None) -> list[NDArray[np.float32]]:
@@ -93,7 +98,7 @@ def as_sound(value: Any, rate: int, given: int | None) -> NDArray[np.float32]:
     """Return a sound of any kind as float32 [samples] at `rate`.
 
     Args:
-        value: a path, or samples [samples] or a list of numbers.
+        value: a path, a file's bytes, or samples [samples] or a list of numbers.
         rate: samples a second that are wanted.
         given: the rate that the samples were taken at; a file says its own.
 
@@ -102,6 +107,9 @@ def as_sound(value: Any, rate: int, given: int | None) -> NDArray[np.float32]:
     """
     if isinstance(value, str | os.PathLike):
         return read_sound(value, rate)
+    if isinstance(value, bytes | bytearray):
+        where = f"the sound of {len(value)} bytes"
+        return _decoded(io.BytesIO(value), where, rate, SECONDS_LIMIT)
     samples = np.asarray(value)
     if samples.ndim != 1 or not samples.size or samples.dtype.kind not in "fiu":
         raise InputRefused(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bridges.audio.sound import as_sounds
+from bridges.audio.sound import as_sound, as_sounds
 
 VARIANCE_FLOOR = 1e-7
 
@@ -71,6 +71,10 @@ class Waveform:
                 np.int32
             )
         return found
+
+    def samples(self, sound: Any, *, sampling_rate: int | None = None) -> NDArray[np.float32]:
+        """Return a sound of any kind as samples at the model's rate; see `as_sound`."""
+        return as_sound(sound, self.rate, sampling_rate)
 
 
 def _normalised(row: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -71,12 +71,15 @@ def evaluated(settings: Settings) -> tuple[str, bool, Settings]:
     """
     from dew.cli.source import model_of
 
-    text, split = settings["dataset_name"], None
+    text, split, parts = settings["dataset_name"], None, settings["datasets"]
     if settings.origins["dataset_name"] != "flag":
         text = settings["eval_data"] or text
         split = None if settings["eval_data"] else settings["eval_split"] or None
-    named = {"dataset_name": text, "eval_data": None, "eval_split": split}
+    # A flag names another source than those of the file.
+    parts = () if text else parts
+    named = {"dataset_name": text, "datasets": parts, "eval_data": None, "eval_split": split}
     named["model_name_or_path"] = model_of(settings)
+    text = text or ", ".join(str(part.get("path")) for part in parts)
     told = text if split is None else f"{split} of {text}"
     return told, split is not None, replace(settings, values={**settings.values, **named})
 

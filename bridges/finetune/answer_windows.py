@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bridges.finetune.row_table import RowTable
-from bridges.text.text_processor import Cutting
 from dew.errors import InputRefused
+from dew.typing import Cutting
 
 CHUNK_TEXTS = 256
 CONTEXT = 1

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from bridges.finetune.examples import training_records
 from bridges.finetune.learner import Learner
 from bridges.finetune.separate import one_document_a_row
 from dew.cli.command import Settings
 from dew.errors import InputRefused
+
+TYPED = ("flag", "the arguments")
+"""Where values come from that no file held."""
 
 
 def row_length(settings: Settings, learner: Learner) -> int:
@@ -26,7 +30,7 @@ def most_tokens(settings: Settings, learner: Learner) -> int:
     """
     length, limit = settings["max_length"], learner.position_limit
     if limit is not None and length > limit:
-        if settings.given("max_length"):
+        if chosen(settings, "max_length"):
             raise InputRefused(
                 f"max_length is {length}, but the model has {limit} positions; "
                 f"give --max_length {limit} or less"
@@ -34,6 +38,15 @@ def most_tokens(settings: Settings, learner: Learner) -> int:
         print(f"max_length: {limit} rather than {length}, the model's positions", file=sys.stderr)
         length = limit
     return length
+
+
+def chosen(settings: Settings, name: str) -> bool:
+    """Whether somebody chose a value: not where a run's config.yaml repeats the default."""
+    from bridges.finetune.settings import DATA
+
+    default = next(option.default for option in DATA if option.name == name)
+    typed = settings.origins[name] in TYPED
+    return settings.given(name) and (typed or settings[name] != default)
 
 
 def open_data(settings: Settings, learner: Learner, *, seq_len: int, rows: int) -> Any:
@@ -52,7 +65,7 @@ def open_data(settings: Settings, learner: Learner, *, seq_len: int, rows: int) 
     return read_rows(
         settings,
         learner,
-        settings["dataset_name"],
+        training_records(settings) if settings["datasets"] else settings["dataset_name"],
         seq_len=seq_len,
         batch=rows,
         split=settings["eval_split"] or None,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bridges.finetune.fitting import Needs, needs
 from dew.cli.command import Settings
 
 GIB = 2**30
@@ -15,7 +16,8 @@ def dry_run(settings: Settings) -> int:
     """Print the shapes of parameters and batch, and the memory of a step; read no weight.
 
     The memory is XLA's own account: arguments + outputs + temporaries - what outputs reuse. A run
-    holds the model as it was loaded beside it and, on CPU, the process itself.
+    holds the model as it was loaded beside it and, on CPU, the process itself; and where writing
+    the result takes more than a step, it is that which must fit.
 
     Returns:
         0; or 1 where a run does not fit, with settings that make it fit, if any do.
@@ -34,20 +36,18 @@ def dry_run(settings: Settings) -> int:
     mesh = mesh_of(settings["mesh"])
     task = task_of(settings)
     shell = model_without_weights(settings, mesh, task.loading(task.read(settings)))
-    plan, batch, loaded = _planned(settings, mesh, task, shell)
+    plan, batch, needed = _planned(settings, mesh, task, shell)
     print(f"\nparameters\n{_shapes(plan.state.params)}")
     print(f"\nbatch\n{_fields(batch)}")
     print(f"\nmemory of a step on {jax.devices()[0].device_kind}\n{_memory(plan.memory)}")
     print(f"\ncompiled in {plan.compile_seconds:.1f} s; no weight was read")
     space = room(settings["memory_limit"])
-    needed = plan.memory.total + loaded
-    print(f"\n{_whole(plan.memory.total, loaded, space)}")
-    if space.fits(needed):
+    print(f"\n{_whole(needed, space)}")
+    if space.fits(needed.total):
         return 0
 
     def fits(changed: Settings) -> bool:
-        tried, _, beside = _planned(changed, mesh, task, shell)
-        return space.fits(tried.memory.total + beside)
+        return space.fits(_planned(changed, mesh, task, shell)[2].total)
 
     remats = hasattr(getattr(shell, "model", None), "remat")
     print("it does not fit; trying others ...", flush=True)
@@ -59,18 +59,20 @@ def dry_run(settings: Settings) -> int:
     return 1
 
 
-def _planned(settings: Settings, mesh: Any, task: Any, shell: Any) -> tuple[Any, Any, int]:
-    """Return the compiled plan, the batch, and the bytes of the model as it is loaded."""
+def _planned(settings: Settings, mesh: Any, task: Any, shell: Any) -> tuple[Any, Any, Needs]:
+    """Return the compiled plan, the batch, and what a run takes."""
     import jax
 
     from bridges.finetune.data import most_tokens
     from bridges.finetune.mesh import batch_parts
     from bridges.finetune.method import method_of
     from bridges.finetune.optimizer import optim_of
+    from bridges.training_mode import as_trained
     from dew import Trainer
 
     method = method_of(settings)
-    learner = task.learner(method.prepared(shell), remat=settings["activation_checkpointing"])
+    bundle = as_trained(method.prepared(shell), settings, drops=task.drops)
+    learner = task.learner(bundle, remat=settings["activation_checkpointing"])
     trainer = Trainer(
         method.objective(learner, most_tokens(settings, learner) - 1),
         optim_of(settings, max(1, settings["max_steps"])).transform(
@@ -83,19 +85,24 @@ def _planned(settings: Settings, mesh: Any, task: Any, shell: Any) -> tuple[Any,
     rows = settings["per_device_train_batch_size"] * batch_parts(mesh)
     batch = task.planned_batch(settings, learner, rows=rows)
     shapes = learner.shapes()
-    # What an adapter is laid over is frozen, and not copied.
-    held = 0 if method.adapter else sum(_bytes(leaf) for leaf in jax.tree.leaves(shapes))
-    return trainer.plan(batch, shapes), batch, held
+    plan = trainer.plan(batch, shapes)
+    return (
+        plan,
+        batch,
+        needs(
+            plan.memory,
+            shapes,
+            adapter=method.adapter,
+            generates="text-generation" in getattr(shell, "tasks", ()),
+        ),
+    )
 
 
-def _bytes(leaf: Any) -> int:
-    return leaf.size * leaf.dtype.itemsize
-
-
-def _whole(step: int, loaded: int, space: Any) -> str:
+def _whole(needed: Needs, space: Any) -> str:
     """Return what a run takes in all, part by part, and what there is."""
-    total = step + loaded + space.taken
-    parts = [("the step", step), ("the model as loaded", loaded)]
+    total = needed.total + space.taken
+    parts = [("the step", needed.step), ("the model as loaded", needed.loaded)]
+    parts += [("more, to write it", needed.beyond)] if needed.beyond else []
     parts += [("the process itself", space.taken)] if space.taken else []
     lines = [f"  {name:<20} {size / GIB:9.3f} GiB" for name, size in (*parts, ("in all", total))]
     if space.limit is not None:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from dew.data.rows import check_indices, hashed
-from dew.inference.embedding import padded_length
+from dew.inference.row_outputs import padded_length
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,48 @@ def sides(settings: Settings) -> tuple[Any, Any]:
     Raises:
         InputRefused: a source that cannot be read.
     """
-    from bridges.data.records import read_records
-
-    train = read_records(settings["dataset_name"], split=settings["dataset_train_split"])
+    train = training_records(settings)
     validation = None
     if settings["eval_data"]:
         validation = _held(settings)
     return train, validation
+
+
+def training_records(settings: Settings) -> Any:
+    """Return the records that are trained on: of `datasets`, else of `dataset_name`.
+
+    Raises:
+        InputRefused: a source that cannot be read.
+    """
+    if settings["datasets"]:
+        from bridges.data.mixtures import read_mixture
+
+        return read_mixture(settings["datasets"], seed=settings["seed"])
+    from bridges.data.records import read_records
+
+    return read_records(settings["dataset_name"], split=settings["dataset_train_split"])
+
+
+def check_source(settings: Settings) -> None:
+    """Refuse no source of training data, two, or what several cannot do.
+
+    Raises:
+        InputRefused: neither `dataset_name` nor `datasets`, both, or `datasets` to be streamed.
+    """
+    if not settings["datasets"]:
+        if not settings["dataset_name"]:
+            raise InputRefused("dataset_name is missing: give --dataset_name, --data or --datasets")
+        return
+    if settings["dataset_name"]:
+        raise InputRefused(
+            f"both dataset_name ({settings['dataset_name']}) and datasets say what is trained on; "
+            "give one of them"
+        )
+    if settings["dataset_streaming"]:
+        raise InputRefused(
+            "datasets are looked up row by row and cannot be streamed; leave dataset_streaming "
+            "out, or name one source as dataset_name"
+        )
 
 
 def _held(settings: Settings) -> Any:

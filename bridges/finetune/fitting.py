@@ -31,6 +31,59 @@ class Room:
         return self.limit is None or needed + self.taken <= self.limit
 
 
+@dataclass(frozen=True)
+class Needs:
+    """The bytes that a run takes on a device beside what the process itself holds.
+
+    Args:
+        step: the most that a step holds, its state and batch among it.
+        state: what a step is given, which lasts until the result is written.
+        loaded: the model as it was loaded, where training copies it.
+        writing: what is made to write the result and to compare it with what was written.
+    """
+
+    step: int
+    state: int
+    loaded: int
+    writing: int
+
+    @property
+    def beyond(self) -> int:
+        """How much more writing takes than a step."""
+        return max(0, self.state + self.writing - self.step)
+
+    @property
+    def total(self) -> int:
+        """The most that is held at one time."""
+        return self.step + self.loaded + self.beyond
+
+
+def needs(memory: Any, params: Any, *, adapter: bool, generates: bool) -> Needs:
+    """Return what a run takes.
+
+    A run ends by loading what it wrote. A model that writes text is compared by greedy tokens too,
+    from a copy of its layers as the decode engine wants them; an adapter is merged into one.
+
+    Args:
+        memory: XLA's account of the compiled step.
+        params: the model's parameters or their shapes.
+        adapter: whether an adapter is trained beside them, which leaves them as they are.
+        generates: whether the model writes text.
+    """
+    import jax
+
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    sizes = [(path, leaf.size * leaf.dtype.itemsize) for path, leaf in leaves]
+    whole = sum(size for _, size in sizes)
+    layers = sum(size for path, size in sizes if getattr(path[-1], "key", "") != "table")
+    return Needs(
+        step=memory.total,
+        state=memory.argument,
+        loaded=0 if adapter else whole,
+        writing=whole + layers * (int(adapter) + int(generates)),
+    )
+
+
 def room(asked: int | None) -> Room:
     """Return the room on the first device.
 

@@ -207,7 +207,7 @@ class TracedText(Learner):
     """A traced model that writes text; see `Learner`.
 
     Its forward knows which tokens are real and nothing of documents, so each document has a row
-    of its own. As in a native model, no dropout that its config names is drawn.
+    of its own. No dropout that its config names is drawn.
     """
 
     masks_documents = False

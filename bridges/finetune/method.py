@@ -140,7 +140,9 @@ class Adapter:
         live = learner.adapted(variables["params"], self.asked)
         bridges.export_adapter(live, folder)
         if learner.no_export is None:
-            bridges.export(merge(live), folder / "merged", verify=True)
+            whole = merge(live)
+            compare_merged(live, whole)
+            bridges.export(whole, folder / "merged", verify=True)
         else:
             print(f"merged: not written. {learner.no_export}", flush=True)
         compare_adapters(live, bridges.load_adapter(learner.bundle, folder))
@@ -177,6 +179,31 @@ def compare_adapters(live: Any, again: Any) -> None:
         differing.append(f"scale {live.adapter.scale} against {again.adapter.scale}")
     if differing:
         raise RuntimeError(f"the adapter that was written differs: {', '.join(sorted(differing))}")
+
+
+def compare_merged(live: Any, whole: Any) -> None:
+    """Hold a merged model's outputs to those of the base with the adapter beside it.
+
+    Raises:
+        RuntimeError: they are further apart than another order of sums explains.
+    """
+    import jax.numpy as jnp
+    import numpy as np
+
+    model = live.model
+    if not hasattr(model, "example_inputs"):
+        return
+    rounding = max(float(jnp.finfo(dtype).eps) for dtype in (model.dtype, model.param_dtype))
+    inputs = model.example_inputs()
+    beside, within = live(**inputs), whole(**inputs)
+    for name, ours in beside.items():
+        ours, theirs = np.asarray(ours, np.float64), np.asarray(within[name], np.float64)
+        apart, most = np.abs(ours - theirs).max(), np.abs(ours).max()
+        if not apart <= max(1e-3, 8 * rounding) * most:
+            raise RuntimeError(
+                f"the merged model is not the one that was trained: {name} are {apart:.3g} apart, "
+                f"of {most:.3g} at most. Nothing was merged; the adapter is whole"
+            )
 
 
 def method_of(settings: Settings) -> Method:

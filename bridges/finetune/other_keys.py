@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bridges.finetune.settings import SOURCE_KEYS
 from dew.errors import InputRefused, shown
 
 SAME = {
@@ -51,8 +52,18 @@ dataloader_pin_memory torch_compile use_tensorboard
 """
 UNHONOURED = frozenset(_UNHONOURED.split())
 """Keys that are read and change nothing here."""
-MARKS = frozenset({"base_model", "micro_batch_size", "sequence_len", "datasets", "val_set_size"})
+MARKS = frozenset({"base_model", "micro_batch_size", "sequence_len", "val_set_size"})
 """Keys by which another tool's file is told from our own."""
+WHERE = ("dataset_name", "dataset_train_split")
+"""What a dataset's own keys say of where it lies."""
+_OWN_KEYS = """
+type ds_type field text_column shards preprocess_shards revision trust_remote_code chat_template
+field_messages message_property_mappings roles roles_to_train train_on_eos split_thinking
+"""
+OWN_KEYS = frozenset(_OWN_KEYS.split())
+"""Keys of a dataset that axolotl alone has."""
+FORMATS = ("json", "csv", "parquet", "arrow", "text")
+"""What axolotl writes as the path where `data_files` are what is read."""
 
 
 def translated(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -64,10 +75,10 @@ def translated(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         values: what the file holds.
 
     Raises:
-        InputRefused: several datasets, or an adapter of another kind.
+        InputRefused: datasets of several kinds, or an adapter of another kind.
     """
     found = {name.replace("-", "_"): value for name, value in values.items()}
-    if not MARKS & found.keys():
+    if not MARKS & found.keys() and not _axolotls(found.get("datasets")):
         return dict(values), []
     out: dict[str, Any] = {}
     idle: list[str] = []
@@ -100,24 +111,50 @@ def translated(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return out, notes
 
 
+def _axolotls(value: Any) -> bool:
+    """Whether a list of datasets has axolotl's keys, which ours has not."""
+    parts = value if isinstance(value, list) else []
+    return any(isinstance(part, Mapping) and OWN_KEYS & part.keys() for part in parts)
+
+
 def _dataset(value: Any, idle: list[str]) -> dict[str, Any]:
-    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], Mapping):
+    """Return the settings of axolotl's datasets: several become our `datasets`."""
+    parts = value if isinstance(value, list) else []
+    if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise InputRefused(
-            f"datasets: found {shown(value, 80)}; expected one dataset, a mapping with its path. "
-            "Join several into one folder or file first."
+            f"datasets: found {shown(value, 80)}; expected a list of datasets, each a mapping with "
+            "its path"
         )
+    if len(parts) == 1 and not {"name", "columns", "fraction"} & parts[0].keys():
+        return _one_dataset(parts[0], idle)
+    sources, shared = [], [_one_dataset(part, idle) for part in parts]
+    for part in parts:
+        source = {name: part[name] for name in SOURCE_KEYS if part.get(name) is not None}
+        if source.get("path") in FORMATS and "data_files" in source:
+            source["path"] = source.pop("data_files")
+        sources.append(source)
+    kinds = [{n: v for n, v in one.items() if n not in WHERE} for one in shared]
+    if any(kind != kinds[0] for kind in kinds):
+        raise InputRefused(
+            f"datasets: {shown(kinds, 200)}; expected the same type and field in each, since a run "
+            "teaches one task"
+        )
+    return {**kinds[0], "datasets": sources}
+
+
+def _one_dataset(part: Mapping[str, Any], idle: list[str]) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for name, part in value[0].items():
-        if name == "type" and isinstance(part, str):
-            kind = part.partition(".")[0]
+    for name, value in part.items():
+        if name == "type" and isinstance(value, str):
+            kind = value.partition(".")[0]
             if kind not in KINDS:
                 raise InputRefused(
-                    f"datasets: type {shown(part)} is not known; expected {', '.join(KINDS)}"
+                    f"datasets: type {shown(value)} is not known; expected {', '.join(KINDS)}"
                 )
             out["task"] = KINDS[kind]
         elif name in DATASET:
-            out[DATASET[name]] = part[0] if isinstance(part, list) and len(part) == 1 else part
-        elif name != "ds_type":
+            out[DATASET[name]] = value[0] if isinstance(value, list) and len(value) == 1 else value
+        elif name not in ("ds_type", "name", "columns", "fraction"):
             idle.append(f"datasets.{name}")
     return out
 

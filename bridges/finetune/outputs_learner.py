@@ -8,12 +8,34 @@ from typing import Any
 
 from bridges.finetune.learner import Learner, LowRank, NativeText, TracedText
 from dew.errors import InputRefused
+from dew.nn.convolution import FOLLOWED
+from dew.nn.dropout import streams
 from dew.nn.heads import SentencePooling
 from dew.objectives.criteria import ClassLoss, Criterion
 from dew.objectives.outputs import Writer
 
 MadeWriter = Callable[[Any], Writer]
 """`writer(bundle)`: an adapter lies over another bundle than the one that was loaded."""
+
+
+def learnt_outputs(model: Any, variables: Any, inputs: Mapping[str, Any], key: Any) -> Any:
+    """Return a native model's outputs, and the collections that changed.
+
+    Args:
+        model: the linen module.
+        variables: its variables.
+        inputs: by Hugging Face's names.
+        key: draws the dropout; None where the model does not learn.
+    """
+    follows = key is not None and bool(getattr(model, "follow", 0.0))
+    made = model.apply(
+        variables,
+        **inputs,
+        method="outputs",
+        rngs=streams(model, key),
+        mutable=[FOLLOWED] if follows else False,
+    )
+    return made if follows else (made, {})
 
 
 @dataclass(frozen=True)
@@ -45,7 +67,7 @@ class NativeOutputs(NativeText):
         model = self._model()
 
         def forward(variables: Any, inputs: Mapping[str, Any], key: Any) -> Any:
-            return model.apply(variables, **inputs, method="outputs"), {}
+            return learnt_outputs(model, variables, inputs, key)
 
         axes = {"params": model.parameter_axes()}
         names, criterion = model.input_names, self.criterion
@@ -234,8 +256,8 @@ class NativeSentences(NativeOutputs):
         model = self._model()
 
         def embed(variables: Any, inputs: Mapping[str, Any], key: Any) -> Any:
-            found = model.apply(variables, **inputs, method="outputs")
-            return _vectors(found, inputs, self.grouping), {}
+            found, changed = learnt_outputs(model, variables, inputs, key)
+            return _vectors(found, inputs, self.grouping), changed
 
         return _sentences(self, embed, {"params": model.parameter_axes()}, dict)
 

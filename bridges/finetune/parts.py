@@ -62,6 +62,7 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
         InputRefused: a model, data or sizes that do not fit; no trainable token.
     """
     import bridges
+    from bridges.training_mode import as_trained, dropout_lines
 
     method = method_of(settings)
     mesh = mesh_of(settings["mesh"])
@@ -75,7 +76,9 @@ def read_parts(settings: Settings, folder: Path, name: str) -> Parts:
         mesh=mesh,
         **task.loading(examples),
     )
-    bundle = method.prepared(bundle)
+    bundle = as_trained(method.prepared(bundle), settings, drops=task.drops)
+    for line in dropout_lines(bundle) if task.drops else ():
+        print(line, flush=True)
     learner = task.learner(bundle, remat=settings["activation_checkpointing"])
     if learner.note is not None:
         print(learner.note, file=sys.stderr)

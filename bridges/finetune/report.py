@@ -13,14 +13,12 @@ from dew.config.durable import write_atomic
 
 CURVES = (
     ("loss", ("loss", "eval_loss"), "loss"),
+    ("reward", ("reward", "eval_reward"), "reward"),
     ("learning rate", ("learning_rate",), "learning rate"),
     ("gradient norm", ("grad_norm",), "norm"),
 )
 """Title, the log's names in it, and the axis, of each picture."""
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{{ name }}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
+STYLE = """\
  body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
         color: #1b1f24; background: #fff }
  h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5rem }
@@ -33,7 +31,16 @@ PAGE = """<!doctype html>
   body { color: #e6edf3; background: #0d1117 } pre { background: #161b22 }
   td, th { border-color: #30363d } figure { background: #fff } }
  @media print { body { margin: 0; max-width: none } }
-</style></head><body>
+"""
+"""How pages look: on a screen in light and in darkness, and on paper."""
+PAGE = (
+    """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ name }}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+"""
+    + STYLE
+    + """</style></head><body>
 <h1>{{ name }}</h1>
 <p>{{ task }}, from <code>{{ source }}</code>: {{ updates }} updates of {{ rows }} rows.</p>
 {% if scores %}<h2>Scores</h2>
@@ -61,6 +68,7 @@ PAGE = """<!doctype html>
 <h2>Versions</h2><ul>{% for line in versions %}<li>{{ line }}</li>{% endfor %}</ul>
 </body></html>
 """
+)
 
 
 def write_report(
@@ -126,9 +134,10 @@ def curves(history: Sequence[Mapping[str, Any]]) -> list[str]:
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    scores = sorted({n for r in history for n in r if n.startswith("eval_")} - {"eval_loss"})
-    timed = ("eval_runtime", "eval_samples_per_second")
-    more = [(n[5:].replace("_", " "), (n,), "") for n in scores if n not in timed]
+    drawn = {name for _, names, _ in CURVES for name in names}
+    drawn |= {"eval_runtime", "eval_samples_per_second"}
+    scores = sorted({n for r in history for n in r if n.startswith("eval_")} - drawn)
+    more = [(n[5:].replace("_", " "), (n,), "") for n in scores]
     pictures = []
     for title, names, unit in (*CURVES, *more):
         lines = {n: _points(history, n) for n in names}
@@ -144,12 +153,20 @@ def curves(history: Sequence[Mapping[str, Any]]) -> list[str]:
         axes.grid(alpha=0.3)
         if len(axes.lines) > 1:
             axes.legend()
-        held = io.StringIO()
-        # No date and no drawn ids: the same run gives the same page.
-        figure.savefig(held, format="svg", metadata={"Date": None})
-        svg = held.getvalue()
-        pictures.append(svg[svg.index("<svg") :])
+        pictures.append(svg_text(figure))
     return pictures
+
+
+def svg_text(figure: Any) -> str:
+    """Return a figure of matplotlib as an SVG element of a page."""
+    from matplotlib import rc_context
+
+    held = io.StringIO()
+    # No date and no drawn ids: the same run gives the same page.
+    with rc_context({"svg.hashsalt": "dew"}):
+        figure.savefig(held, format="svg", metadata={"Date": None})
+    svg = held.getvalue()
+    return svg[svg.index("<svg") :]
 
 
 def _points(history: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:

@@ -70,6 +70,23 @@ def _acquire(path: Path) -> int:
         os.close(descriptor)
 
 
+def is_running(folder: Path) -> bool:
+    """Tell whether a process of this machine that still lives holds the run's lock.
+
+    The lock is not tried: a run that began in that moment would find it taken.
+    """
+    try:
+        who = json.loads((folder / HIDDEN / LOCK).read_bytes())
+        if who["host"] != socket.gethostname():
+            return False
+        os.kill(int(who["pid"]), 0)
+    except PermissionError:  # it lives, and is another user's
+        return True
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return False
+    return True
+
+
 def _holder(content: bytes) -> str:
     try:
         who = json.loads(content)

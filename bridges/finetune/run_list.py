@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from bridges.finetune.log import read_log
-from bridges.finetune.run_folder import CONFIG, LOG, STATE
+from bridges.finetune.run_folder import CONFIG, LOG, STATE, is_running
 from dew.errors import InputRefused, shown
 
 RESULTS = "train_results.json"
 TIMED = ("eval_runtime", "eval_samples_per_second")
 SHOWN = 60
+HEADINGS = ("run", "task", "from", "updates", "state", "loss", "held out", "last written")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Run:
         updates: how many were made.
         planned: how many it was to make, where that is known.
         finished: whether it came to its end.
+        running: whether a process of this machine is at it.
         touched: seconds since the epoch when its log was last written.
     """
 
@@ -40,6 +42,12 @@ class Run:
     planned: int | None
     finished: bool
     touched: float
+    running: bool = False
+
+    @property
+    def state(self) -> str:
+        """What it is in: "running", "finished" or "stopped"."""
+        return "running" if self.running else "finished" if self.finished else "stopped"
 
     @property
     def scores(self) -> dict[str, float]:
@@ -69,15 +77,18 @@ def read_run(folder: Path) -> Run:
     planned = None
     if (folder / STATE).is_file():
         planned = json.loads((folder / STATE).read_text(encoding="utf-8")).get("max_steps")
-    log = folder / LOG
+    log, settings = folder / LOG, dict(read_config(folder / CONFIG))
+    if planned is None and isinstance(settings.get("max_steps"), int):
+        planned = settings["max_steps"] if settings["max_steps"] > 0 else None
     return Run(
         folder=folder,
-        settings=dict(read_config(folder / CONFIG)),
+        settings=settings,
         records=records,
         updates=max((record.get("step", 0) for record in records), default=0),
         planned=planned,
         finished=(folder / RESULTS).is_file(),
         touched=log.stat().st_mtime if log.is_file() else 0.0,
+        running=is_running(folder),
     )
 
 
@@ -101,24 +112,29 @@ def runs_below(folder: Path) -> list[Run]:
 
 def table(runs: Sequence[Run]) -> str:
     """Return a line a run: folder, task, model, updates, state, scores, when."""
-    rows = [("run", "task", "from", "updates", "state", "loss", "held out", "last written")]
-    for run in runs:
-        scores = run.scores
-        held = [f"{n[5:]} {v:.4g}" for n, v in scores.items() if n.startswith("eval_")]
-        total = f"/{run.planned}" if run.planned and run.planned > 0 else ""
-        rows.append(
-            (
-                str(run.folder),
-                str(run.settings.get("task") or "causal-lm"),
-                Path(str(run.settings.get("model_name_or_path", "?"))).name,
-                f"{run.updates}{total}",
-                "finished" if run.finished else "stopped",
-                f"{scores['loss']:.4g}" if "loss" in scores else "",
-                ", ".join(held[:3]),
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(run.touched)),
-            )
-        )
-    return aligned(rows)
+    return aligned([HEADINGS, *(cells(run, str(run.folder)) for run in runs)])
+
+
+def cells(run: Run, name: str) -> tuple[str, ...]:
+    """Return what a table says of a run, in the order of `HEADINGS`.
+
+    Args:
+        run: which.
+        name: what it is called.
+    """
+    scores = run.scores
+    held = [f"{n[5:]} {v:.4g}" for n, v in scores.items() if n.startswith("eval_")]
+    total = f"/{run.planned}" if run.planned and run.planned > 0 else ""
+    return (
+        name,
+        str(run.settings.get("task") or "causal-lm"),
+        Path(str(run.settings.get("model_name_or_path", "?"))).name,
+        f"{run.updates}{total}",
+        run.state,
+        f"{scores['loss']:.4g}" if "loss" in scores else "",
+        ", ".join(held[:3]),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.touched)),
+    )
 
 
 def comparison(folders: Sequence[Path]) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from bridges.finetune.adapter_options import ADAPTER
 from bridges.finetune.optimizer_names import OPTIMS, SCHEDULES
+from bridges.finetune.policy_options import POLICY
 from bridges.finetune.task_names import TASKS
 from bridges.finetune.task_options import TASK_OPTIONS
 from dew.cli.command import Former, Option, Settings
+
+SOURCE_KEYS = ("path", "name", "data_files", "split", "columns", "fraction")
+"""Those of `bridges.data.mixtures`, which is too heavy for a list of options."""
 
 MODEL = (
     Option(
@@ -38,6 +42,25 @@ MODEL = (
         section="model",
     ),
     Option(
+        "dropout",
+        "number",
+        None,
+        "what is zeroed while training, wherever the model has dropout; as its config says if "
+        "absent, 0 for nothing",
+        low=0,
+        high=0.99,
+        section="model",
+    ),
+    Option(
+        "batch_norm",
+        "text",
+        "fixed",
+        "of networks that have it: the checkpoint's own statistics, or each batch's, which the "
+        "running ones follow as under torch's train()",
+        choices=("fixed", "batch"),
+        section="model",
+    ),
+    Option(
         "mesh",
         "text",
         "",
@@ -62,6 +85,15 @@ DATA = (
         "a file (text, CSV, JSON lines, parquet, arrow), a folder of them, or a hub id",
         ("data",),
         required=True,
+        section="data",
+    ),
+    Option(
+        "datasets",
+        "parts",
+        (),
+        "several sources in place of dataset_name, one after another",
+        choices=SOURCE_KEYS,
+        implies={"dataset_name": ""},
         section="data",
     ),
     TASK,
@@ -126,6 +158,7 @@ DATA = (
         section="data",
     ),
     *TASK_OPTIONS,
+    *POLICY,
 )
 
 TRAINING = (
@@ -241,7 +274,8 @@ OPTIMIZER = (
 )
 
 EVAL_BATCH = next(option for option in TRAINING if option.name == "per_device_eval_batch_size")
-EVAL_MODEL = tuple(o for o in MODEL if o.name not in ("activation_checkpointing", "mesh"))
+TRAINED_WITH = ("activation_checkpointing", "dropout", "batch_norm", "mesh")
+EVAL_MODEL = tuple(option for option in MODEL if option.name not in TRAINED_WITH)
 
 OUTPUT = (
     Option(
@@ -395,6 +429,12 @@ FORMERS = (
         "overwrite_output_dir",
         None,
         "has no effect; choose a new output_dir, a known one goes on where it stopped",
+    ),
+    Former(
+        "max_prompt_length",
+        None,
+        "has no effect; a prompt may have max_length less max_completion_length, and longer ones "
+        "are left out",
     ),
     Former("logging_dir", None, "has no effect; log.jsonl lies in output_dir"),
     Former("save_safetensors", None, "has no effect; safetensors is the only format written"),

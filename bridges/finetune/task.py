@@ -22,10 +22,12 @@ class Task(ABC):
     Attributes:
         name: as `--task` spells it.
         pipeline: the pipeline's task that the finished model does.
+        drops: whether dropout is drawn while it trains.
     """
 
     name: ClassVar[str]
     pipeline: ClassVar[str]
+    drops: ClassVar[bool] = True
 
     def read(self, settings: Settings) -> Any:
         """Return what has to be known of the data before the model is loaded; None for nothing.
@@ -115,7 +117,7 @@ class Task(ABC):
 
     @abstractmethod
     def row_tokens(self, rows: Any) -> Any:
-        """Return how many tokens of each row a run counts, int64 [rows]."""
+        """Return how many tokens of each row a run counts, int64 [rows]; None counts none."""
 
     @abstractmethod
     def usage(self, adapter: bool) -> str:

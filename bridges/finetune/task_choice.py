@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bridges.finetune.examples import check_source
 from bridges.finetune.task import Task, task_named
 from dew.cli.command import Settings
 
@@ -51,10 +52,15 @@ def task_of(settings: Settings) -> Task:
 
     Raises:
         UnknownName: there is none of that name.
-        InputRefused: a source that cannot be found, or whose config is no JSON.
+        InputRefused: two sources of data; a model that cannot be found, or whose config is no
+            JSON.
     """
+    check_source(settings)
     if settings["task"]:
         return task_named(settings["task"])
+    if settings["reward"]:
+        print("task: grpo, since there is a reward", file=sys.stderr)
+        return task_named("grpo")
     from bridges.finetune.source_config import source_config
 
     config = source_config(settings)
@@ -85,13 +91,13 @@ def _by_architecture(names: list[str], config: Mapping[str, Any]) -> str | None:
 
 def _by_columns(settings: Settings, known: Any) -> str | None:
     """Return the task whose columns a table has; None for plain text, which is read elsewhere."""
-    from bridges.data.records import read_records
+    from bridges.finetune.examples import training_records
     from dew.errors import InputRefused
 
     if Path(settings["dataset_name"]).suffix.lower() in PLAIN:
         return None
     try:
-        records = read_records(settings["dataset_name"], split=settings["dataset_train_split"])
+        records = training_records(settings)
     except InputRefused:
         return None  # what it is, its task says
     columns = {name.lower() for name in records.columns}

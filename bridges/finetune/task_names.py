@@ -5,6 +5,7 @@ from __future__ import annotations
 TASKS = {
     "chat": "bridges.finetune.tasks.chat:Chat",
     "dpo": "bridges.finetune.tasks.dpo:DPO",
+    "grpo": "bridges.finetune.tasks.grpo:GRPO",
     "causal-lm": "bridges.finetune.tasks.causal_lm:CausalLM",
     "text-classification": "bridges.finetune.tasks.text_classification:TextClassification",
     "token-classification": "bridges.finetune.tasks.token_classification:TokenClassification",

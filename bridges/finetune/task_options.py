@@ -8,9 +8,10 @@ TASK_OPTIONS = (
     Option(
         "beta",
         "number",
-        0.1,
-        "dpo: how much a nat of the log-ratio to the reference weighs",
-        low=1e-6,
+        None,
+        "dpo: how much a nat of the log-ratio to the reference weighs, 0.1 if absent; grpo: how "
+        "much the divergence from it does, 0 if absent",
+        low=0,
         section="data",
     ),
     Option(
@@ -146,6 +147,13 @@ TASK_OPTIONS = (
         "switch",
         False,
         "seq2seq and speech-recognition: write texts in evaluation and score them",
+        section="data",
+    ),
+    Option(
+        "use_stemmer",
+        "switch",
+        False,
+        "seq2seq: ROUGE of words by their stems, as run_summarization of transformers has it",
         section="data",
     ),
     Option(

@@ -37,9 +37,10 @@ def train(parts: Parts) -> int:
     start = latest or 0
     lines = sys.stdout if settings["log_format"] == "json" and not settings["quiet"] else None
     rows = getattr(parts.data, "rows", None)
-    tokens = None
+    tokens = targets = None
     if rows is not None:
         targets = parts.task.row_tokens(rows)
+    if targets is not None:
         tokens = counter(targets, seed=settings["seed"], batch=plan.rows)
     path = Path(os.devnull) if rank() else parts.folder / LOG
     log = RunLog(path, plan, results=parts.task.results, updates=start, tokens=tokens, lines=lines)

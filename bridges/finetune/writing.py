@@ -85,7 +85,7 @@ def greedy_writer(
         ends=settings.eos_token_id,
         padding=settings.pad_token_id,
         minimum=settings.minimum(len(prompt)),
-        banned=settings.banned,
+        banned=(*settings.suppress_tokens, *(w[0] for w in settings.bad_words if len(w) == 1)),
         banned_first=settings.begin_suppress_tokens,
         # Behind a prompt of several ids it would not stand first.
         first=forced.first if len(prompt) == 1 else None,

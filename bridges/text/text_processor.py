@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,27 +13,14 @@ import tokenizers
 from bridges.text.chat_template import ChatTemplates
 from bridges.text.tokenizer_files import TokenizerFiles, exported_settings, json_bytes
 from dew.errors import InputRefused, shown
+from dew.typing import Cutting
 
 TEXT_LIMIT = 1 << 26
 ENCODE_SECONDS = 5.0
 ENCODE_CHARACTERS_PER_SECOND = 100_000  # a tenth of what a slow tokenizer does
 NO_LIMIT = 1 << 40
-
-
-@dataclass(frozen=True)
-class Cutting:
-    """How a text or a pair of texts is cut to a length.
-
-    Args:
-        max_tokens: the most tokens, special ones included.
-        strategy: "longest_first" cuts the longer of a pair, token by token; "only_first" and
-            "only_second" cut that one alone.
-        stride: how many tokens a window shares with the one before it.
-    """
-
-    max_tokens: int
-    strategy: str = "longest_first"
-    stride: int = 0
+ANY_MODEL = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
+KINDS = "token_type_ids"
 
 
 class TextProcessor:
@@ -80,6 +67,7 @@ class TextProcessor:
         self.special_tokens = {name: spec.content for name, spec in source.special.items()}
         ids = {name: tokenizer.token_to_id(text) for name, text in self.special_tokens.items()}
         config, generation_config = config or {}, generation_config or {}
+        self._model_type = config.get("model_type")
         self.bos_token_id = _first(ids.get("bos_token"), _ids_of(config, "bos_token_id"))
         eos = _ids_of(generation_config, "eos_token_id") or _ids_of(config, "eos_token_id")
         own_eos = ids.get("eos_token")
@@ -112,6 +100,21 @@ class TextProcessor:
         """
         return _files(self, self._source)
 
+    def tells_kinds(self, *, unstated: bool = False) -> bool:
+        """Tell whether transformers' tokenizer says which of two texts each token is of.
+
+        Args:
+            unstated: what counts for a class that any model may have, which does not say so
+                itself: transformers 5 leaves it out there, transformers 4 did not.
+        """
+        stated = self._source.settings.get("model_input_names")
+        if isinstance(stated, list):
+            return KINDS in stated
+        named = str(self._source.settings.get("tokenizer_class") or self._model_type)
+        if named in ANY_MODEL or named.lower().startswith("albert"):
+            return unstated
+        return True
+
     @property
     def chat_template(self) -> str | None:
         """The text of the default chat template, or None."""
@@ -121,6 +124,18 @@ class TextProcessor:
     def tokenizer(self) -> tokenizers.Tokenizer:
         """The tokenizer of the tokenizers library beneath; change nothing in it."""
         return self._tokenizer
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of all special tokens, named or not."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    def ending_in(self, ids: Sequence[int]) -> TextProcessor:
+        """Return this tokenizer with other `eos_token_ids`."""
+        other = copy.copy(self)
+        other.eos_token_ids = tuple(ids)
+        return other
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`.
@@ -159,7 +174,11 @@ class TextProcessor:
         return ids, offsets
 
     def encodings(
-        self, inputs: Sequence[str | tuple[str, str]], cutting: Cutting | None = None
+        self,
+        inputs: Sequence[str | tuple[str, str]] | Sequence[Sequence[str]],
+        cutting: Cutting | None = None,
+        *,
+        words: bool = False,
     ) -> list[tokenizers.Encoding]:
         """Return the library's encodings of texts or pairs of texts, special tokens included.
 
@@ -167,12 +186,13 @@ class TextProcessor:
             inputs: texts, or first and second texts, which the tokenizer joins in its own way.
             cutting: how long ones are cut; None leaves them whole. Where its windows overlap, the
                 windows after the first are an encoding's `overflowing`.
+            words: whether each input is a list of words, each to be split further for itself.
 
         Raises:
             InputRefused: as `encode`; or a limit too short for the special tokens.
         """
         if cutting is None:
-            return self._run(inputs, True)
+            return self._run(inputs, True, words=words)
         if cutting not in self._cut:
             copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
             copy.no_padding()
@@ -186,7 +206,7 @@ class TextProcessor:
                     f"leave no room for a text: {shown(str(error))}"
                 ) from None
             self._cut[cutting] = copy
-        return self._run(inputs, True, self._cut[cutting])
+        return self._run(inputs, True, self._cut[cutting], words=words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids without a token (padded vocabulary rows) give no text.
@@ -278,13 +298,16 @@ class TextProcessor:
 
     def _run(
         self,
-        inputs: Sequence[str | tuple[str, str]],
+        inputs: Sequence[Any],
         add_special_tokens: bool,
         tokenizer: tokenizers.Tokenizer | None = None,
+        *,
+        words: bool = False,
     ) -> list[tokenizers.Encoding]:
         """Encode within the bounds, whatever the library raises."""
         given = list(inputs)
-        texts = [text for one in given for text in (one if isinstance(one, tuple) else (one,))]
+        parts = [one if words or isinstance(one, tuple) else (one,) for one in given]
+        texts = [text for part in parts for text in part]
         chosen = self._tokenizer if tokenizer is None else tokenizer
         for text in texts:
             if not isinstance(text, str) or len(text) > TEXT_LIMIT:
@@ -295,7 +318,9 @@ class TextProcessor:
                 )
 
         def work() -> list[tokenizers.Encoding]:
-            return chosen.encode_batch(given, add_special_tokens=add_special_tokens)
+            return chosen.encode_batch(
+                given, is_pretokenized=words, add_special_tokens=add_special_tokens
+            )
 
         seconds = ENCODE_SECONDS + sum(map(len, texts)) / ENCODE_CHARACTERS_PER_SECOND
         try:

@@ -101,6 +101,10 @@ class TracedModule:
             return output
         return output, {"buffers": {**variables["buffers"], **changed}}
 
+    def program(self, **inputs: Any) -> tuple[Program, dict[str, Any]]:
+        """Return the program that a call runs, and its inputs by the names of its graph."""
+        return self._tracer.program(False, (), inputs)
+
     def init(self, rngs: Any, *args: Any, **inputs: Any) -> Variables:
         """Return the weights that the module came with; nothing is drawn."""
         del rngs, args, inputs

@@ -21,11 +21,12 @@ class Option:
     Args:
         name: the canonical name, with underscores as Hugging Face writes it.
         kind: one of "integer" (takes 32K and 1m), "number", "text", "switch", "texts" (also cut
-            at commas), "pairs" (texts such as `a.b=1`; the flag may stand several times).
+            at commas), "pairs" (texts such as `a.b=1`; the flag may stand several times),
+            "parts" (a list of mappings, as YAML or JSON on the command line).
         default: the value when neither a flag nor the file gives one.
         help: one line.
         aliases: further spellings, underscores too.
-        choices: the only texts allowed; empty means any.
+        choices: the only texts allowed, of parts the only keys; empty means any.
         low: the smallest value allowed, if any.
         high: the largest value allowed, if any.
         positional: whether the value may stand without its flag, in the order of declaration.
@@ -118,6 +119,8 @@ class Settings:
         origins: where each value came from: "flag", "default", the file's name, "implied by ...".
         notes: lines worth telling the user: renamed flags, keys of other commands.
         argv: the arguments as typed, without the program's name.
+        objects: what a call from Python gave that no file can hold, by the text that stands for
+            it among the values.
     """
 
     command: str
@@ -125,6 +128,7 @@ class Settings:
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
+    objects: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of option `name`."""

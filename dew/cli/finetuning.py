@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from dew.errors import InputRefused, shown
 
 HELD = "data.jsonl"
 HIDDEN = ".dew"
+REWARDS = {"reward", "reward_funcs"}
+"""The settings that may be functions."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Run:
 
 def finetune(
     model: Any,
-    data: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
+    data: str | os.PathLike[str] | Sequence[Mapping[str, Any]] | None,
     output_dir: str | os.PathLike[str],
     **settings: Any,
 ) -> Run:
@@ -49,10 +51,11 @@ def finetune(
     Args:
         model: a folder, a file, a hub id; or a bundle, which is loaded again from where it came.
         data: a file, a folder, a hub id; or rows, which are kept in the output folder so that a
-            run that goes on has them too.
+            run that goes on has them too; None where `datasets` names several sources.
         output_dir: where everything goes.
         **settings: the flags of `dew finetune` by name, such as `task`, `max_steps` and
-            `learning_rate`.
+            `learning_rate`. `reward` takes functions too, called as trl calls them; the folder
+            keeps their names alone.
 
     Returns:
         The run.
@@ -75,22 +78,39 @@ def finetune(
             "a bundle that was loaded from one"
         )
     folder = Path(output_dir)
-    if not isinstance(data, str | os.PathLike):
+    if data is not None and not isinstance(data, str | os.PathLike):
         data = _kept(data, folder)
     command = points["finetune"].load()
+    settings, functions = _rewards_by_name(settings)
     given = {
         "model_name_or_path": os.fspath(source),
-        "dataset_name": os.fspath(data),
+        "dataset_name": None if data is None else os.fspath(data),
         "output_dir": os.fspath(folder),
         **settings,
     }
-    status = command.function()(settings_from(command, given, "the arguments"))
+    merged = replace(settings_from(command, given, "the arguments"), objects=functions)
+    status = command.function()(merged)
     if status == 1:
         raise RuntimeError(f"{folder}: written, and not equal to transformers; see parity.json")
     if status:
         raise SystemExit(status)  # a signal ended it, once all was saved
     results = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
     return Run(folder, results)
+
+
+def _rewards_by_name(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings with names in place of functions, and the functions by these names."""
+    out, functions = dict(settings), {}
+    for name in REWARDS & out.keys():
+        given = out[name]
+        each = list(given) if isinstance(given, list | tuple) else [given]
+        for place, reward in enumerate(each):
+            if callable(reward):
+                where = getattr(reward, "__module__", "__main__")
+                each[place] = f"{where}:{getattr(reward, '__qualname__', type(reward).__name__)}"
+                functions[each[place]] = reward
+        out[name] = each if functions else given
+    return out, functions
 
 
 def _kept(rows: Sequence[Mapping[str, Any]], folder: Path) -> Path:

@@ -100,7 +100,8 @@ def run(settings: Settings) -> int:
 
     prompt = _prompt(settings["prompt"])
     source = model_of(settings)
-    task = dew.pipeline(source, revision=settings["model_revision"], dtype=settings["dtype"])
+    named = {"revision": settings["model_revision"], "dtype": settings["dtype"]}
+    task = dew.pipeline(source, "text-generation", **named)
     inputs: Any = [{"role": "user", "content": prompt}] if settings["chat"] else prompt
     options = {
         option.name: settings[option.name]

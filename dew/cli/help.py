@@ -13,6 +13,7 @@ _METAVARS = {
     "text": "TEXT",
     "texts": "TEXT...",
     "pairs": "A.B=X",
+    "parts": "[{...}]",
     "switch": "",
 }
 
@@ -65,7 +66,8 @@ def command_help(command: Command, word: str = "") -> str:
 
 def _option_lines(option: Option) -> list[str]:
     flags = ", ".join(f"--{name}" for name in option.spellings)
-    value = "|".join(option.choices) if option.choices else _METAVARS[option.kind]
+    chosen = option.choices if option.kind != "parts" else ()
+    value = "|".join(chosen) if chosen else _METAVARS[option.kind]
     default = "" if option.default in (None, ()) else f" (default: {option.default})"
     if option.required:
         default = " (required)"

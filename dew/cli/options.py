@@ -119,7 +119,7 @@ def _scan(
             dest=option.name,
             default=None,
             action="extend" if option.kind == "pairs" else "store",
-            nargs="+" if option.kind in ("texts", "pairs") else None,
+            nargs="+" if option.kind in ("texts", "pairs", "parts") else None,
         )
     for former in command.formers:
         parser.add_argument(f"--{former.name}", dest=f"former:{former.name}", default=None)

@@ -73,6 +73,10 @@ def _kind(option: Option) -> dict[str, Any]:
             # Within these bounds a number's text is a name; beyond them it has a sign.
             return {"anyOf": [named, {"type": "number", "minimum": 0, "maximum": 1e15}]}
         return {"anyOf": [{"type": "string"}, {"type": "number"}]}
+    if option.kind == "parts":
+        keys = {key: {} for key in option.choices}
+        part = {"type": "object", "properties": keys, "additionalProperties": not keys}
+        return {"type": "array", "items": part}
     return {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any
@@ -24,6 +25,8 @@ def typed_value(option: Option, text: str | list[str]) -> Any:
     if option.kind == "texts":
         parts = [text] if isinstance(text, str) else text
         value: Any = tuple(part for whole in parts for part in whole.split(",") if part)
+    elif option.kind == "parts":
+        return file_value(option, _parts(option, text))
     elif option.kind == "pairs":
         value = (text,) if isinstance(text, str) else tuple(text)
     else:
@@ -46,6 +49,8 @@ def file_value(option: Option, value: Any) -> Any:
         if option.default is None:
             return None
         raise InputRefused(f"{option.name}: nothing given; expected {_expected(option)}")
+    if option.kind == "parts":
+        return _checked_parts(option, value)
     if option.kind in ("texts", "pairs"):
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
@@ -65,6 +70,28 @@ def file_value(option: Option, value: Any) -> Any:
         kind = "text " if isinstance(value, str) else ""
         raise InputRefused(f"{option.name} is {kind}{shown(value)}; expected {_expected(option)}")
     return _checked(option, _READ[option.kind](option, value))
+
+
+def _parts(option: Option, text: str | list[str]) -> Any:
+    from dew.cli.config_file import read_value
+
+    return read_value(text if isinstance(text, str) else " ".join(text), option.name)
+
+
+def _checked_parts(option: Option, value: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(part, dict) for part in value):
+        raise InputRefused(f"{option.name} is {shown(value)}; expected {_expected(option)}")
+    for key in (key for part in value for key in part):
+        if option.choices and key not in option.choices:
+            raise InputRefused(
+                f"{option.name}: the key {shown(key)} is not known; expected "
+                f"{', '.join(option.choices)}{nearest(str(key), option.choices)}"
+            )
+    try:
+        # Of its own for each part: YAML writes an object that stands twice as an anchor.
+        return tuple(json.loads(json.dumps(part, allow_nan=False)) for part in value)
+    except (TypeError, ValueError) as error:
+        raise InputRefused(f"{option.name}: {error}; expected what JSON can hold") from None
 
 
 def _integer(option: Option, value: Any) -> int:
@@ -132,6 +159,7 @@ def _expected(option: Option) -> str:
         "text": "a text",
         "texts": "a list of texts",
         "pairs": "a list of texts such as a.b=1",
+        "parts": f"a list of mappings with {', '.join(option.choices)}",
         "switch": "true or false",
     }[option.kind]
     if option.low is not None and option.high is not None:

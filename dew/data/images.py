@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ PIXEL_LIMIT = 89_478_485
 
 
 def read_image(
-    path: str | os.PathLike[str], *, pixel_limit: int = PIXEL_LIMIT
+    path: str | os.PathLike[str], *, pixel_limit: int = PIXEL_LIMIT, turned: bool = True
 ) -> NDArray[np.uint8]:
     """Return an image file's pixels.
 
@@ -30,6 +30,7 @@ def read_image(
     Args:
         path: PNG, JPEG, WebP, GIF, BMP or TIFF by content, whatever the name says.
         pixel_limit: the most pixels that are decoded; more are refused from the header.
+        turned: whether the EXIF orientation counts; what scores files as they lie leaves it out.
 
     Returns:
         uint8 [H, W, 3].
@@ -39,18 +40,40 @@ def read_image(
 
     Source: the pixels of transformers 5.24's load_image, and without EXIF those of pytorch-fid.
     """
-    from PIL import Image, ImageOps
-
     path = Path(path)
     where = shown(str(path))[1:-1]
     if not path.is_file():
         raise InputRefused(f"{where}: no such file, or not a regular one. Expected an image file.")
-    with path.open("rb") as file, warnings.catch_warnings():
+    with path.open("rb") as file:
+        return decode_image(file, where, pixel_limit=pixel_limit, turned=turned)
+
+
+def decode_image(
+    file: BinaryIO, where: str, *, pixel_limit: int = PIXEL_LIMIT, turned: bool = True
+) -> NDArray[np.uint8]:
+    """Return the pixels of an open image file, as `read_image` does.
+
+    Args:
+        file: read from where it stands.
+        where: what messages call it.
+        pixel_limit: as for `read_image`.
+        turned: as for `read_image`.
+
+    Returns:
+        uint8 [H, W, 3].
+
+    Raises:
+        InputRefused: another format, too many pixels, cut off or broken.
+    """
+    from PIL import Image, ImageOps
+
+    with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         image = _opened(file, where, pixel_limit)
         try:
             # Turned before the colours change, as the tag goes with the file's own mode.
-            return np.array(ImageOps.exif_transpose(image).convert("RGB"))
+            whole = ImageOps.exif_transpose(image) if turned else image
+            return np.array(whole.convert("RGB"))
         except Exception as error:  # each decoder has errors of its own
             raise InputRefused(
                 f"{where}: cannot be decoded ({shown(str(error))[1:-1]}). Cut off or broken? "

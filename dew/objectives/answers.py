@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from dew.artifacts import Artifacts, Predictions, TokenScores
+from dew.nn.dropout import streams
 from dew.objectives.base import Aux, Ratio, Step
 from dew.objectives.criteria import ClassLoss
 from dew.objectives.log_probs import LOGIT_BYTES
@@ -63,7 +64,7 @@ class AnswerObjective(OutputsObjective):
         self, variables: Variables, batch: Mapping[str, jax.Array], step: Step
     ) -> tuple[Ratio, Aux]:
         """Return the summed losses over the number of labels."""
-        hidden, table, targets, weights = self._rows(variables, batch)
+        hidden, table, targets, weights = self._rows(variables, batch, step.key)
         total: Any = total_loss(hidden, table, targets, weights, self._chunk(table, targets))
         return Ratio(total, jnp.sum(weights)), Aux()
 
@@ -83,7 +84,10 @@ class AnswerObjective(OutputsObjective):
         return min(size, len(targets))
 
     def _rows(
-        self, variables: Variables, batch: Mapping[str, jax.Array]
+        self,
+        variables: Variables,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """Return states [N T, D], the head's table [V, D], targets and weights [N T]."""
         inputs = {name: batch[name] for name in self.names if name in batch}
@@ -92,7 +96,10 @@ class AnswerObjective(OutputsObjective):
             for name, leaf in variables["params"].items()
         }
         hidden, table = self.model.apply(
-            {**variables, "params": params}, inputs, method=hidden_and_table
+            {**variables, "params": params},
+            inputs,
+            method=hidden_and_table,
+            rngs=streams(self.model, key),
         )
         labels = batch["labels"]
         weights = (labels >= 0).astype(jnp.float32)

@@ -12,6 +12,7 @@ from dew.artifacts import Artifacts, TokenScores
 from dew.errors import InputRefused
 from dew.inputs import Field, InputSpec
 from dew.nn.backbones.causal_transformer import CausalTransformer
+from dew.nn.dropout import streams
 from dew.nn.lora import LoRA
 from dew.objectives.adapted import LowRankParams
 from dew.objectives.base import EMASpec, Objective, Ratio, Step
@@ -81,7 +82,7 @@ class LMObjective(Objective):
     def loss(self, variables: Variables, batch: Mapping[str, jax.Array], step: Step) -> Ratio:
         """Return the summed losses in nats over the summed weights of the targets."""
         targets, weights = target_weights(batch)
-        hidden, table = self._hidden(variables, batch)
+        hidden, table = self._hidden(variables, batch, step.key)
         rows = hidden.reshape(-1, hidden.shape[-1])
         flat = weights.reshape(-1)
         chunk, cap = self._chunk(len(rows)), self.model.logit_cap
@@ -122,7 +123,10 @@ class LMObjective(Objective):
         return -(-tokens // -(-tokens // self.chunk))
 
     def _hidden(
-        self, variables: Variables, batch: Mapping[str, jax.Array]
+        self,
+        variables: Variables,
+        batch: Mapping[str, jax.Array],
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         segments = batch.get("segments")
         out: Any = self.model.apply(
@@ -130,6 +134,7 @@ class LMObjective(Objective):
             batch["text"][:, :-1],
             segments=None if segments is None else segments[:, :-1],
             method="hidden_and_table",
+            rngs=streams(self.model, key),
         )
         hidden, table = out
         return hidden, table.astype(hidden.dtype)

@@ -43,6 +43,8 @@ class GRPORollouts:
         key: all draws come from it and the number of the batch.
         processor: turns the ids that the reward sees as `prompts` and `completions` into text;
             without one it sees the ids.
+        applied: turns a run's variables into those that the objective's model takes, where they
+            are not: those of an adapter beside a frozen base.
     """
 
     objective: GRPOObjective
@@ -50,6 +52,7 @@ class GRPORollouts:
     reward: Reward
     key: jax.Array
     processor: TextProcessor | None = None
+    applied: Callable[[Variables], Variables] | None = None
 
     def dataset(self) -> Dataset:
         """Return what to give to `Trainer.fit`; its `val` is that of the prompts.
@@ -79,6 +82,7 @@ class GRPORollouts:
         objective, group = self.objective, self.objective.group
         rows = {name: np.repeat(np.asarray(value), group, 0) for name, value in prompts.items()}
         mask = rows.get("prompt_mask")
+        variables = variables if self.applied is None else self.applied(variables)
         out = jax.device_get(
             objective.completed(
                 variables,

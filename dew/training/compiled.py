@@ -77,7 +77,13 @@ class CompiledStep:
         return self._flops.get(_signature(batch), 0.0)
 
     def ready(
-        self, state: Any, frozen: Any, batch: Mapping[str, Any], *, meant: bool = False
+        self,
+        state: Any,
+        frozen: Any,
+        batch: Mapping[str, Any],
+        *,
+        meant: bool = False,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> Any:
         """Return the executable for this shape of batch, compiled if it is a new one.
 
@@ -86,6 +92,8 @@ class CompiledStep:
             frozen: the frozen collections, or their shapes.
             batch: the batch, or its shapes.
             meant: whether several shapes are expected, so that no warning names a new one.
+            while_waiting: called ten times a second while it compiles; what it raises is raised,
+                and what was begun is thrown away once it is done.
         """
         signature = _signature(batch)
         if signature not in self._ready:
@@ -104,7 +112,8 @@ class CompiledStep:
                 lambda: (
                     jitted.lower(state, frozen, batch).compile(),
                     self._work(state, frozen, batch),
-                )
+                ),
+                while_waiting,
             )
             self.seconds += time.perf_counter() - started
         return self._ready[signature]
@@ -151,7 +160,7 @@ def _signature(batch: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...], st
     return tuple(sorted((name, tuple(x.shape), str(x.dtype)) for name, x in batch.items()))
 
 
-def _apart(work: Callable[[], Any]) -> Any:
+def _apart(work: Callable[[], Any], while_waiting: Callable[[], None]) -> Any:
     """Run `work` on another thread, so that this one hears signals while XLA compiles."""
     outcome: dict[str, Any] = {}
 
@@ -161,10 +170,12 @@ def _apart(work: Callable[[], Any]) -> Any:
         except BaseException as error:
             outcome["error"] = error
 
-    thread = threading.Thread(target=run, name="compile", daemon=True)
+    # No daemon: a process that ended while XLA compiles would crash, and its status tell nothing.
+    thread = threading.Thread(target=run, name="compile")
     thread.start()
     while thread.is_alive():
         thread.join(0.1)
+        while_waiting()
     if "error" in outcome:
         raise outcome["error"]
     return outcome["value"]

@@ -294,7 +294,17 @@ class Loop:
                 self.trainer.objective.inputs.check(fed.batch)
             self.progress.phase("compiling (first time)")
             before = compiled.seconds
-            compiled.ready(state, self.frozen, fed.batch, meant=self.dataset.varies)
+            try:
+                compiled.ready(
+                    state,
+                    self.frozen,
+                    fed.batch,
+                    meant=self.dataset.varies,
+                    while_waiting=self._check,
+                )
+            except StopRequested:
+                self._leave(state, self.step)
+                raise
             self.compile_seconds += compiled.seconds - before
             self._pause(compiled.seconds - before)
         return compiled.ready(state, self.frozen, fed.batch)
@@ -314,7 +324,7 @@ class Loop:
                     step=step,
                     report=report,
                 )
-            self.meter.add(report, self.trainer.compiled_step().flops(fed.batch))
+            self.meter.add(report, self.trainer.compiled_step().flops(fed.batch), fed.waited)
             self.since_save.add(report)
             self.progress.advance(step, self.meter.loss, self.meter.mass_per_second)
 

@@ -27,7 +27,7 @@ class Meter:
     def reset(self) -> None:
         """Start a new interval."""
         self._total = self._mass = 0.0
-        self._flops = 0.0
+        self._flops = self._waited = 0.0
         self.steps = 0
         self._last: dict[str, float] = {}
         self._ratios: dict[str, tuple[float, float]] = {}
@@ -37,14 +37,16 @@ class Meter:
         """Take `seconds` off the interval."""
         self._started += seconds
 
-    def add(self, report: Mapping[str, Any], flops: float = 0.0) -> None:
+    def add(self, report: Mapping[str, Any], flops: float = 0.0, waited: float = 0.0) -> None:
         """Add one microbatch's report, already on the host.
 
         Args:
             report: what the step reported.
             flops: what the step computed, over all devices; 0 where that is not known.
+            waited: seconds in which the loop had no batch for it.
         """
         self._flops += flops
+        self._waited += waited
         self._total += float(report["total"])
         self._mass += float(report["mass"])
         self.steps += 1
@@ -78,6 +80,7 @@ class Meter:
             **{name: t / m if m else 0.0 for name, (t, m) in self._ratios.items()},
             "step_seconds": elapsed / self.steps if self.steps else math.nan,
             "tokens_per_second_per_device": self._mass / elapsed / devices,
+            "data_wait_share": self._waited / elapsed,
             **_efforts(self._flops / elapsed / devices),
         }
         return {f"train/{name}": value for name, value in values.items()}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,11 +24,13 @@ class Fed:
         batch: field name to jax array.
         rows: its first axis.
         position: the iterator's position right after it, or None where it has none.
+        waited: seconds that passed between asking for it and having it.
     """
 
     batch: dict[str, jax.Array]
     rows: int
     position: bytes | None
+    waited: float = 0.0
 
 
 class Prefetch:
@@ -70,6 +73,7 @@ class Prefetch:
             StopIteration: the iterator has no more.
             Exception: what the iterator raised.
         """
+        began = time.perf_counter()
         # A wait without an end would keep the main thread from hearing signals on some systems.
         while True:
             try:
@@ -83,7 +87,7 @@ class Prefetch:
             raise StopIteration
         if isinstance(item, BaseException):
             raise item
-        return item
+        return replace(item, waited=time.perf_counter() - began)
 
     def tell(self, variables: Any, step: int) -> None:
         """Hand the variables after `step` steps to an iterator that draws its batches from them.

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dew.nn.convolution import STATISTICS
+from dew.nn.convolution import FOLLOWED, STATISTICS
 from dew.objectives.base import Aux, EMASpec, Objective, Ratio, Step
 from dew.training.state import TrainState, Window, empty_window, laid_over, wide
 
@@ -191,8 +191,12 @@ def _followed(ema: EMASpec | None, averages: Any, params: Any, updates: Any) -> 
 
 
 def _with_aux(state: TrainState, aux: Aux, accepted: jax.Array) -> TrainState:
-    """Return the state with the collections that the step replaced, if it was accepted."""
-    unknown = set(aux.variables) - (set(state.params) - {"params"})
+    """Return the state with the collections that the step replaced, if it was accepted.
+
+    Running statistics lie among the params: their next values are a collection of their own.
+    """
+    replaced = {name: tree for name, tree in aux.variables.items() if name != FOLLOWED}
+    unknown = set(replaced) - (set(state.params) - {"params"})
     if unknown:
         raise ValueError(
             f"Aux.variables replaces {sorted(unknown)}; a step may replace whole collections that "
@@ -200,9 +204,25 @@ def _with_aux(state: TrainState, aux: Aux, accepted: jax.Array) -> TrainState:
         )
     new = {
         name: jax.tree.map(lambda old, new: jnp.where(accepted, new, old), state.params[name], tree)
-        for name, tree in aux.variables.items()
+        for name, tree in replaced.items()
     }
+    if FOLLOWED in aux.variables:
+        params, followed = state.params["params"], aux.variables[FOLLOWED]
+        new["params"] = _with_statistics(params, followed, accepted)
     return replace(state, params={**state.params, **new})
+
+
+def _with_statistics(params: Any, followed: Mapping[str, Any], accepted: jax.Array) -> Any:
+    """Return the params with the leaves that `followed` holds in their places, if accepted."""
+    changed = {}
+    for name, new in followed.items():
+        old = params[name]
+        changed[name] = (
+            _with_statistics(old, new, accepted)
+            if isinstance(new, Mapping)
+            else jnp.where(accepted, new.astype(old.dtype), old)
+        )
+    return {**params, **changed}
 
 
 def _learning_rate(opt_state: Any) -> dict[str, jax.Array]:

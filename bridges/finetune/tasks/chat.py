@@ -10,6 +10,7 @@ import numpy as np
 from bridges.finetune.chat_tokens import chat_tokens, pair_tokens
 from bridges.finetune.conversations import MESSAGES, Messages, conversation, conversation_kind
 from bridges.finetune.data import laid_apart, row_length
+from bridges.finetune.end_tokens import with_template_end
 from bridges.finetune.examples import held_examples, sides
 from bridges.finetune.learner import Learner
 from bridges.finetune.table_task import needed_tokenizer
@@ -51,6 +52,10 @@ class Chat(CausalLM):
     """Next-token prediction of answers; see `Task`."""
 
     name = "chat"
+
+    def learner(self, bundle: Any, *, remat: bool) -> Learner:
+        """Return the model as it writes answers, which end as the template ends them."""
+        return super().learner(with_template_end(bundle), remat=remat)
 
     def read(self, settings: Settings) -> Any:
         """Return the conversations that are trained on, and those held out."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from bridges.finetune.chat_tokens import pair_tokens
 from bridges.finetune.encoded_rows import Ragged
+from bridges.finetune.end_tokens import with_template_end
 from bridges.finetune.examples import held_examples, sides
 from bridges.finetune.learner import Learner, NativeText, learner_of
 from bridges.finetune.table_task import TableTask, Told, needed_tokenizer
@@ -18,6 +19,7 @@ from dew.cli.command import Settings
 from dew.errors import InputRefused, listed, shown
 
 SIDES = ("chosen", "rejected")
+BETA = 0.1
 ROUNDED = 8
 """Rows are padded to a multiple of so many tokens."""
 
@@ -137,6 +139,7 @@ class DPO(TableTask):
 
     name = "dpo"
     pipeline = "text-generation"
+    drops = False  # as trl has it
 
     def __init__(self) -> None:
         self._options: dict[str, Any] = {}
@@ -144,7 +147,8 @@ class DPO(TableTask):
 
     def read(self, settings: Settings) -> Sides:
         """Return the pairs that are trained on, and those held out."""
-        self._options = {"beta": settings["beta"], "label_smoothing": settings["label_smoothing"]}
+        beta = BETA if settings["beta"] is None else settings["beta"]
+        self._options = {"beta": beta, "label_smoothing": settings["label_smoothing"]}
         train, validation = (None if part is None else _read(part) for part in sides(settings))
         if train is None or not len(train):
             raise InputRefused("data: no pair in it; expected at least one")
@@ -162,7 +166,7 @@ class DPO(TableTask):
         found = learner_of(bundle, remat=remat)
         if not isinstance(found, NativeText):
             raise InputRefused(f"dpo teaches native families; {bundle.family} is traced")
-        return NativePairs(bundle, remat, self._options)
+        return NativePairs(with_template_end(bundle), remat, self._options)
 
     def rows(self, settings: Settings, learner: Learner, table: Any) -> tuple[PairRows, int]:
         """Return a table's pairs as token ids."""
@@ -176,6 +180,11 @@ class DPO(TableTask):
                 kept = [int(weight) for weight in weights[:longest]]
                 found.setdefault(f"{side}_completion", []).append(kept)
         fields = {name: Ragged.of(rows) for name, rows in found.items()}
+        if table.rows and not any(fields[f"{side}_completion"].values.any() for side in SIDES):
+            raise InputRefused(
+                f"data: no trainable token: every prompt fills its row of {longest} tokens and no "
+                "answer is left. Give a larger --max_length or shorter prompts"
+            )
         most = max((int(fields[side].lengths.max()) for side in SIDES), default=2)
         self._longest = max(self._longest, min(longest, -(-most // ROUNDED) * ROUNDED))
         return PairRows(fields, self._longest), cut

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bridges.finetune.columns import chosen_columns
+from bridges.finetune.data import chosen
 from bridges.finetune.encoded_rows import EncodedRows, Ragged
 from bridges.finetune.examples import sides
 from bridges.finetune.learner import Learner
@@ -15,10 +16,10 @@ from bridges.finetune.outputs_learner import Grouping, sentences_learner
 from bridges.finetune.row_table import Examples, RowTable, refuse_rows, row_table, split_sides
 from bridges.finetune.table_task import TableTask, Told, needed_tokenizer
 from bridges.finetune.text_group_rows import TextGroupRows
-from bridges.text.text_processor import Cutting
 from dew.cli.command import Settings
 from dew.errors import InputRefused, shown
 from dew.nn.heads import SentencePooling
+from dew.typing import Cutting
 
 TEXTS = (
     ("anchor", "positive", "negative"),
@@ -89,7 +90,7 @@ class SentenceEmbedding(TableTask):
         """Return the most tokens of a text: no more than the checkpoint's pooling looks at."""
         own = learner.grouping.pooling.max_tokens  # pyright: ignore[reportAttributeAccessIssue]
         found = super().longest(settings, learner)
-        return found if own is None or settings.given("max_length") else min(found, own)
+        return found if own is None or chosen(settings, "max_length") else min(found, own)
 
     def rows(self, settings: Settings, learner: Learner, table: RowTable) -> tuple[Any, int]:
         """Return the texts' tokens, and how many rows lost some to the limit."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bridges.finetune.columns import chosen_columns
+from bridges.finetune.data import chosen
 from bridges.finetune.encoded_rows import Ragged
 from bridges.finetune.examples import sides
 from bridges.finetune.learner import Learner
@@ -18,11 +19,11 @@ from bridges.finetune.row_table import Examples, RowTable, refuse_rows, row_tabl
 from bridges.finetune.samples import Sample
 from bridges.finetune.table_task import TableTask, Told, needed_tokenizer
 from bridges.finetune.writing import greedy_writer
-from bridges.text.text_processor import Cutting
 from dew.cli.command import Settings
 from dew.errors import InputRefused, shown
 from dew.inference.answering import start_id
 from dew.objectives.criteria import IGNORED
+from dew.typing import Cutting
 
 TEXTS = (
     ("input", "target"),
@@ -127,7 +128,7 @@ class Seq2Seq(TableTask):
     def written(self, settings: Settings, learner: Learner) -> int:
         """Return the most tokens of a target."""
         longest, limit = settings["max_target_length"], learner.position_limit
-        if limit is not None and longest > limit and settings.given("max_target_length"):
+        if limit is not None and longest > limit and chosen(settings, "max_target_length"):
             raise InputRefused(
                 f"max_target_length is {longest}, but the model has {limit} positions; give "
                 f"--max_target_length {limit} or less"
@@ -147,7 +148,8 @@ class Seq2Seq(TableTask):
             from bridges.finetune.bleu import Bleu
 
             return (MeanLoss(), Bleu(texts))
-        return (MeanLoss(), *(Rouge(kind, texts) for kind in KINDS))
+        stems = self.settings["use_stemmer"]
+        return (MeanLoss(), *(Rouge(kind, texts, stems) for kind in KINDS))
 
     def headline(self, results: Mapping[str, float]) -> str:
         """Return the BLEU or ROUGE where there is one, else the loss."""

@@ -18,10 +18,10 @@ from bridges.finetune.outputs_learner import outputs_learner
 from bridges.finetune.samples import Sample, confused, labelled_samples
 from bridges.finetune.table_task import TableTask, Told, needed_tokenizer
 from bridges.labels import MULTIPLE, REGRESSION, SINGLE, label_names
-from bridges.text.text_processor import Cutting
 from dew.cli.command import Settings
 from dew.errors import InputRefused
 from dew.objectives.criteria import ClassLoss, IndependentLoss, NumberLoss
+from dew.typing import Cutting
 
 TEXTS = (
     ("text",),
