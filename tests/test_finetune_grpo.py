@@ -116,7 +116,12 @@ def test_a_run_from_messages_and_a_function_of_python(model, tmp_path):
     [
         {"loss_type": "dapo", "beta": 0.1, "gradient_accumulation_steps": 2},
         {"loss_type": "grpo", "num_iterations": 2, "epsilon": 0.05},
-        {"loss_type": "dr_grpo", "scale_rewards": "batch", "beta": 0.05},
+        {
+            "loss_type": "dr_grpo",
+            "scale_rewards": "batch",
+            "beta": 0.05,
+            "use_bias_correction_kl": False,
+        },
     ],
 )
 def test_losses_are_trls_on_the_same_completions(model, tmp_path, monkeypatch, options):
@@ -205,7 +210,9 @@ def test_losses_are_trls_on_the_same_completions(model, tmp_path, monkeypatch, o
     trainer.train()
     theirs = [record for record in trainer.state.log_history if "loss" in record]
     assert len(ours) == len(theirs) == 10
-    for name in ("loss", "grad_norm", *(["kl"] if options.get("beta") else [])):
+    # Over several microbatches trl logs the mean of their means, and dew the mean of all tokens.
+    logs_kl = options.get("beta") and windows == 1
+    for name in ("loss", "grad_norm", *(["kl"] if logs_kl else [])):
         mine, other = ([record[name] for record in side] for side in (ours, theirs))
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4, err_msg=name)
     if uses > 1:

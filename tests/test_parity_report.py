@@ -13,7 +13,7 @@ import pytest
 from dew.errors import InputRefused, UnknownName
 from parity import certify, run
 from parity.__main__ import main
-from parity.check import Verdict
+from parity.check import DRAWS, Finding, Verdict, judge
 from parity.evidence import Certificate
 from parity.packing import Documents, packed, single_rows, unpacked
 from parity.report import Printer, line
@@ -58,6 +58,43 @@ def test_the_largest_error_is_told_and_does_not_judge() -> None:
     finding = judged([deviation("t", ours, many + 1e-3, many, scale=0.0)])
     assert finding.passed
     assert finding.figures["by_largest_error"] == pytest.approx(2.0)
+
+
+class Drawn:
+    """A check whose two sides are off by what is named, a draw each; torch is off by 1e-3."""
+
+    name, tolerance, needs = "drawn", "a rule", ()
+
+    def __init__(self, *errors: float) -> None:
+        self.errors, self.asked = errors, []
+
+    def inputs(self, subject: None, seed: int) -> float:
+        self.asked.append(seed)
+        return self.errors[min(seed, len(self.errors) - 1)]
+
+    def ours(self, subject: None, inputs: float) -> np.ndarray:
+        return ONE + inputs
+
+    def reference(self, subject: None, inputs: float) -> np.ndarray:
+        return ONE + 1e-3
+
+    def compare(self, ours: np.ndarray, reference: np.ndarray) -> Finding:
+        return judged([deviation("t", ours, reference, ONE, scale=0.0)])
+
+
+def test_a_draw_that_fails_by_little_is_judged_with_others() -> None:
+    """Closed form: root mean square errors of six draws, of which 2e-3 is allowed."""
+    unlucky, wrong, far = Drawn(3e-3, 1e-3), Drawn(3e-3), Drawn(9e-3, 1e-3)
+    verdict = judge(unlucky, None, seed=0)
+    assert verdict.passed
+    assert verdict.figures["ours"] == pytest.approx(1e-3 * np.sqrt(14 / 6))
+    assert verdict.figures["draws"] == len(unlucky.asked) == DRAWS == 6
+    verdict = judge(wrong, None, seed=0)
+    assert not verdict.passed
+    assert verdict.figures["ours"] == pytest.approx(3e-3)
+    # No rounding is that far off: one draw tells.
+    assert not judge(far, None, seed=0).passed
+    assert far.asked == [0]
 
 
 def test_shapes_that_differ_are_named() -> None:

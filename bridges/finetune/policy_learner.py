@@ -101,6 +101,7 @@ def _options(settings: Settings, bundle: Any) -> dict[str, Any]:
     return {
         "group": settings["num_generations"],
         "beta": settings["beta"] or 0.0,
+        "correct_kl": settings["use_bias_correction_kl"],
         "epsilon": settings["epsilon"],
         "epsilon_high": settings["epsilon_high"],
         "loss_type": settings["loss_type"],

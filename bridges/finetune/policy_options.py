@@ -48,6 +48,13 @@ POLICY = (
         section="data",
     ),
     Option(
+        "use_bias_correction_kl",
+        "switch",
+        True,
+        "grpo: count the divergence times the probability ratio, so that its gradient has no bias",
+        section="data",
+    ),
+    Option(
         "epsilon",
         "number",
         0.2,

@@ -27,14 +27,14 @@ SCALES = ("group", "batch", "none")
 
 
 class GRPOObjective(Objective):
-    """-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL, at each completion token.
+    """-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta r KL, at each completion token.
 
     r is a token's probability under the policy over that under the policy that drew it, both under
     the distribution it was drawn from: temperature, top-k and top-p included. A is the advantage
     of its completion. KL is the estimate exp(q - p) - (q - p) - 1 from the log-probabilities p of
     the policy and q of the reference, over the temperature alone, since another distribution's
-    top-k may rule a token out. The reference is the parameters a run started from, kept as an
-    average of decay 1 where beta is above 0.
+    top-k may rule a token out; r before it makes its gradient that of the divergence. The reference
+    is the parameters a run started from, kept as an average of decay 1 where beta is above 0.
 
     `loss_type` says how tokens add up: "dapo", the mean over all tokens of an update; "grpo", the
     mean over completions of each one's mean; "dr_grpo", the sum over completions times
@@ -52,6 +52,7 @@ class GRPOObjective(Objective):
         new_tokens: T.
         group: completions of each prompt, at least 2.
         beta: weight of the KL; 0 keeps no reference.
+        correct_kl: whether the KL counts times r, trl's `use_bias_correction_kl`.
         epsilon: how far below 1 a ratio still counts; `epsilon_high` above 1, None the same.
         loss_type: one of `LOSS_TYPES`.
         scale_rewards: what divides an advantage: the deviation of its "group", of the "batch", or
@@ -65,8 +66,8 @@ class GRPOObjective(Objective):
         InputRefused: settings out of range, all at once.
 
     Source: Shao et al. 2024, arXiv:2402.03300; Yu et al. 2025, arXiv:2503.14476 (dapo); Liu et al.
-    2025, arXiv:2503.20783 (dr_grpo). Names and defaults as trl 1.16's GRPOConfig, whose losses
-    these are.
+    2025, arXiv:2503.20783 (dr_grpo); DeepSeek-AI 2025, arXiv:2512.02556 (r before KL). Names and
+    defaults as trl 1.16's GRPOConfig, whose losses these are.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class GRPOObjective(Objective):
         *,
         group: int = 8,
         beta: float = 0.0,
+        correct_kl: bool = True,
         epsilon: float = 0.2,
         epsilon_high: float | None = None,
         loss_type: str = "dapo",
@@ -94,6 +96,7 @@ class GRPOObjective(Objective):
         self.new_tokens = new_tokens
         self.group = group
         self.beta = beta
+        self.correct_kl = correct_kl
         self.low, self.high = epsilon, epsilon if epsilon_high is None else epsilon_high
         self.loss_type = loss_type
         self.scale_rewards = scale_rewards
@@ -132,6 +135,8 @@ class GRPOObjective(Objective):
         metrics = self._metrics(batch, scores, ratio, kept)
         if self.beta:
             divergence = self._divergence(scores, batch, step)
+            if self.correct_kl:
+                divergence = divergence * ratio
             losses = losses + self.beta * divergence
             metrics["kl"] = _mean(divergence, kept)
         return aggregated(losses, kept, self.loss_type), Aux(metrics)

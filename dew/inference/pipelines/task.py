@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ SORTED_BATCHES = 8
 """How many batches of a data set are read ahead, to put inputs of like length together."""
 
 
-class Task:
+class Task(ABC):
     """Runs one task of a bundle.
 
     A task's class says what it is by its class attributes and gives `results`; containers,
@@ -119,6 +120,7 @@ class Task:
         del inputs, options
         raise InputRefused(f"{self.name} has no typed results; call the task itself")
 
+    @abstractmethod
     def results(self, items: Sequence[Any], options: Options, *, batch_size: int) -> list[Any]:
         """Return the result of each input, in their order.
 
@@ -127,7 +129,6 @@ class Task:
             options: all of `defaults`, as `checked` gave them.
             batch_size: rows a batch.
         """
-        raise NotImplementedError
 
     def is_one(self, inputs: Any) -> bool:
         """Tell whether `inputs` is one input; texts, bytes and mappings are."""
